@@ -1,7 +1,7 @@
 """Organizations, users, applications, their tokens and grants. The caller holds the transaction."""
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from config.mail import folded_address
@@ -15,12 +15,8 @@ _NEXT_USER = (
     " UNION ALL SELECT value FROM counter WHERE name = 'removed user') AS known)"
 )
 _APPLICATIONS = "SELECT * FROM application WHERE deleted_on IS NULL"
-_INSERT_GRANT = (
-    "INSERT INTO access_grant"
-    " (user, application, device_type, can_read, can_write, can_write_profile, can_manage_trials)"
-    " VALUES (:user, :application, :device_type, :read, :write, :profile, :trials)"
-    " ON CONFLICT (user, application, coalesce(device_type, 0)) DO UPDATE SET"
-)
+_GRANT = ("user", "application", "device_type", "can_read", "can_write", "can_write_profile", "can_manage_trials")
+_PERMISSIONS = _GRANT[3:]
 
 
 class AccountStore(Store):
@@ -93,6 +89,15 @@ class AccountStore(Store):
 
     def user(self, key: UserKey) -> UserRecord | None:
         return self._user("key = :value", key)
+
+    def users_with(self, keys: Iterable[UserKey]) -> dict[UserKey, UserRecord]:
+        """The users with these keys, by key."""
+        rows = self._db.execute(
+            f"SELECT * FROM user WHERE key IN ({self._db.numbers_in('keys')})"  # noqa: S608 - constants
+            " AND key NOT IN (SELECT user FROM leaving_user)",
+            {"keys": json.dumps(list(keys))},
+        )
+        return {user.key: user for user in map(user_record, rows)}
 
     def user_by_id(self, id_: str) -> UserRecord | None:
         return self._user("id = :value", id_)
@@ -259,16 +264,6 @@ class AccountStore(Store):
         row = self._db.execute("SELECT * FROM token WHERE hash = :hash", {"hash": hash_}).one()
         return TokenRecord(**dict(row)) if row else None
 
-    def tokens_of(self, application: ApplicationKey, user: UserKey | None) -> list[TokenRecord]:
-        """The tokens of a user for an application; without a user, the application's own tokens. Tokens of the
-        console's pages are not among them."""
-        rows = self._db.execute(
-            "SELECT * FROM token WHERE application = :application AND coalesce(user, 0) = coalesce(:user, 0)"
-            " AND session IS NULL",
-            {"application": application, "user": user},
-        )
-        return [TokenRecord(**dict(row)) for row in rows]
-
     def tokens_of_user(self, user: UserKey) -> list[TokenRecord]:
         """The user's tokens for all applications, without the tokens of the console's pages."""
         rows = self._db.execute("SELECT * FROM token WHERE user = :user AND session IS NULL", {"user": user})
@@ -280,6 +275,18 @@ class AccountStore(Store):
 
     def remove_token(self, hash_: bytes) -> None:
         self._db.execute("DELETE FROM token WHERE hash = :hash", {"hash": hash_})
+
+    def remove_tokens_of(
+        self, application: ApplicationKey, users: Collection[UserKey] | None
+    ) -> list[tuple[bytes, UserKey | None]]:
+        """Remove the tokens of these users for an application, or with None those of the application itself, but none
+        of the console's pages. Returns hash and user of each."""
+        whose = "user IS NULL" if users is None else f"user IN ({self._db.numbers_in('users')})"
+        rows = self._db.execute(
+            f"DELETE FROM token WHERE application = :application AND session IS NULL AND {whose} RETURNING hash, user",  # noqa: S608 - constants
+            {"application": application, "users": json.dumps(list(users or ()))},
+        )
+        return [(row["hash"], row["user"]) for row in rows]
 
     def expired_tokens(self, *, after_ms: int, until_ms: int) -> list[bytes]:
         rows = self._db.execute(
@@ -305,25 +312,47 @@ class AccountStore(Store):
             _grant(row) for row in self._db.execute("SELECT * FROM access_grant WHERE user = :user", {"user": user})
         ]
 
-    def put_grant(self, grant: GrantRecord) -> None:
-        self._db.execute(
-            f"{_INSERT_GRANT} can_read = excluded.can_read, can_write = excluded.can_write,"
-            " can_write_profile = excluded.can_write_profile, can_manage_trials = excluded.can_manage_trials",
-            _grant_values(grant),
+    def grants_of_users(
+        self, application: ApplicationKey, users: Collection[UserKey]
+    ) -> dict[UserKey, tuple[GrantRecord, ...]]:
+        """What each of these users granted an application; of some it is nothing."""
+        rows = self._db.execute(
+            f"SELECT * FROM access_grant WHERE application = :application AND user IN ({self._db.numbers_in('users')})",  # noqa: S608 - constants
+            {"application": application, "users": json.dumps(list(users))},
         )
+        found: dict[UserKey, list[GrantRecord]] = {user: [] for user in users}
+        for grant in map(_grant, rows):
+            found[grant.user].append(grant)
+        return {user: tuple(grants) for user, grants in found.items()}
+
+    def put_grant(self, grant: GrantRecord) -> None:
+        self._put_grants([grant], replacing(_PERMISSIONS))
 
     def add_grant(self, grant: GrantRecord) -> None:
         """Like `put_grant`, but a permission that is granted already is kept."""
-        kept = (
-            f"{one} = CASE WHEN excluded.{one} = 1 THEN 1 ELSE access_grant.{one} END"
-            for one in ("can_read", "can_write", "can_write_profile", "can_manage_trials")
-        )
-        self._db.execute(f"{_INSERT_GRANT} {', '.join(kept)}", _grant_values(grant))
+        self.add_grants([grant])
+
+    def add_grants(self, grants: Sequence[GrantRecord]) -> None:
+        """As `add_grant`, of grants of which no two have the same user, application and device type."""
+        kept = (f"{one} = CASE WHEN excluded.{one} = 1 THEN 1 ELSE access_grant.{one} END" for one in _PERMISSIONS)
+        self._put_grants(grants, ", ".join(kept))
+
+    def _put_grants(self, grants: Sequence[GrantRecord], change: str) -> None:
+        if grants:
+            given, parameters = self._db.given("access_grant", _GRANT, list(map(_grant_values, grants)))
+            self._db.execute(
+                f"INSERT INTO access_grant ({', '.join(_GRANT)}) SELECT * FROM ({given}) AS given WHERE TRUE"  # noqa: S608 - constants
+                f" ON CONFLICT (user, application, coalesce(device_type, 0)) DO UPDATE SET {change}",
+                parameters,
+            )
 
     def remove_grants(self, user: UserKey, application: ApplicationKey) -> None:
+        self.remove_grants_of([user], application)
+
+    def remove_grants_of(self, users: Collection[UserKey], application: ApplicationKey) -> None:
         self._db.execute(
-            "DELETE FROM access_grant WHERE user = :user AND application = :application",
-            {"user": user, "application": application},
+            f"DELETE FROM access_grant WHERE application = :application AND user IN ({self._db.numbers_in('users')})",  # noqa: S608 - constants
+            {"application": application, "users": json.dumps(list(users))},
         )
 
     # User application properties
@@ -378,13 +407,6 @@ def _grant(row: Mapping[str, Any]) -> GrantRecord:
     )
 
 
-def _grant_values(grant: GrantRecord) -> dict[str, object]:
-    return {
-        "user": grant.user,
-        "application": grant.application,
-        "device_type": grant.device_type,
-        "read": int(grant.read),
-        "write": int(grant.write),
-        "profile": int(grant.profile),
-        "trials": int(grant.trials),
-    }
+def _grant_values(grant: GrantRecord) -> list[int | None]:
+    permissions = (grant.read, grant.write, grant.profile, grant.trials)
+    return [grant.user, grant.application, grant.device_type, *map(int, permissions)]

@@ -3,7 +3,8 @@
 The caller holds the transaction. Access tokens are in storage/accounts.py.
 """
 
-from collections.abc import Mapping
+import json
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from storage.keys import ApplicationKey, UserKey
@@ -24,21 +25,32 @@ class AuthorizationStore(Store):
         ).one()
         return int(row["key"]) if row else 0
 
-    def end_family(self, family: int) -> list[bytes]:
-        """Delete the family, its refresh tokens and its access tokens; return the hashes of the access tokens."""
-        rows = self._db.execute("SELECT hash FROM token WHERE family = :family", {"family": family})
+    def end_families(self, families: Collection[int]) -> list[bytes]:
+        """Delete families, their refresh tokens and access tokens; return the hashes of the access tokens."""
+        given, chosen = {"families": json.dumps(list(families))}, self._db.numbers_in("families")
+        rows = self._db.execute(f"SELECT hash FROM token WHERE family IN ({chosen})", given)  # noqa: S608 - constants
         hashes = [row["hash"] for row in rows]
-        self._db.execute("DELETE FROM token_family WHERE key = :family", {"family": family})
+        self._db.execute(f"DELETE FROM token_family WHERE key IN ({chosen})", given)  # noqa: S608 - constants
         return hashes
 
-    def holder_of(self, family: int) -> tuple[str, str] | None:
-        """The ids of the application and the user of a family."""
-        row = self._db.execute(
-            "SELECT a.id AS application_id, u.id AS user_id FROM token_family AS f"
-            " JOIN application AS a ON a.key = f.application JOIN user AS u ON u.key = f.user WHERE f.key = :family",
-            {"family": family},
-        ).one()
-        return (row["application_id"], row["user_id"]) if row else None
+    def holders_of(self, families: Collection[int]) -> list[tuple[str, str]]:
+        """The ids of the application and the user of each family."""
+        rows = self._db.execute(
+            "SELECT a.id AS application_id, u.id AS user_id FROM token_family AS f"  # noqa: S608 - constants
+            " JOIN application AS a ON a.key = f.application JOIN user AS u ON u.key = f.user"
+            f" WHERE f.key IN ({self._db.numbers_in('families')}) ORDER BY f.key",
+            {"families": json.dumps(list(families))},
+        )
+        return [(row["application_id"], row["user_id"]) for row in rows]
+
+    def families_for(self, application: ApplicationKey, users: Collection[UserKey]) -> list[int]:
+        """The families of these users for an application."""
+        rows = self._db.execute(
+            "SELECT key FROM token_family WHERE application = :application"  # noqa: S608 - constants
+            f" AND user IN ({self._db.numbers_in('users')})",
+            {"application": application, "users": json.dumps(list(users))},
+        )
+        return [row["key"] for row in rows]
 
     def families_of(self, user: UserKey, application: ApplicationKey | None = None) -> list[int]:
         """The families of a user, of one application or of all."""

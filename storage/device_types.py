@@ -1,7 +1,7 @@
 """Device types, their tags and the versions of their Manifests. The caller holds the transaction."""
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -139,6 +139,11 @@ def _listed(name: str, values: Collection[str]) -> str:
 class DeviceTypeStore(Store):
     def device_type(self, key: DeviceTypeKey) -> DeviceTypeRecord | None:
         return self._one("t.key = :value", key)
+
+    def with_keys(self, keys: Iterable[DeviceTypeKey]) -> list[DeviceTypeRecord]:
+        """The device types with these keys, in no order."""
+        rows = self._db.execute(f"{_SELECT}t.key IN ({self._db.numbers_in('keys')})", {"keys": json.dumps(list(keys))})
+        return [_device_type(row) for row in rows]
 
     def by_id_or_name(self, text: str) -> DeviceTypeRecord | None:
         """A dtid may be given as the unique name, too (reference 1.1)."""

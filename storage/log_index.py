@@ -275,19 +275,17 @@ class LogIndex:
     def devices(self, behind: DeviceKey, *, step: Position, limit: int) -> list[tuple[DeviceKey, int]]:
         """The next devices after `behind`, in the order of their keys, each with the number of its entries that were
         made after a step."""
-        found: list[tuple[DeviceKey, int]] = []
-        while len(found) < limit:
-            row = self._db.execute(
-                f"SELECT device, (SELECT count(*) FROM {self._name} AS made WHERE made.device = next.device"  # noqa: S608 - constants
-                " AND upto > :step) AS number"
-                f" FROM (SELECT min(device) AS device FROM {self._name} WHERE device > :behind) AS next",
-                {"behind": behind, "step": step},
-            ).one()
-            if row is None or row["device"] is None:
-                break
-            behind = row["device"]
-            found.append((behind, row["number"]))
-        return found
+        # One entry of the index for each device, however many entries it has; the number of rows ends the recursion.
+        after = f"SELECT min(device) FROM {self._name} WHERE device >"  # noqa: S608 - constants
+        rows = self._db.execute(
+            "WITH RECURSIVE next (device, place) AS"  # noqa: S608 - constants
+            f" (SELECT min(device), 1 FROM {self._name} WHERE device > :behind UNION ALL"
+            f" SELECT ({after} next.device), place + 1 FROM next WHERE device IS NOT NULL AND place < :limit)"
+            f" SELECT device, (SELECT count(*) FROM {self._name} AS made WHERE made.device = next.device"
+            " AND upto > :step) AS number FROM next WHERE device IS NOT NULL ORDER BY place",
+            {"behind": behind, "step": step, "limit": limit},
+        )
+        return [(row["device"], row["number"]) for row in rows]
 
     def small(self, device: DeviceKey, *, step: Position) -> list[Merged]:
         """The entries of a device that were made after a step, follow each other and may be one.

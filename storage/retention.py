@@ -136,9 +136,10 @@ class RetentionStore(Store):
 
     def forget_cursors(self, kept: Collection[str]) -> None:
         """Delete all cursors but these."""
-        for row in list(self._db.execute("SELECT name FROM retention")):
-            if row["name"] not in kept:
-                self._db.execute("DELETE FROM retention WHERE name = :name", {"name": row["name"]})
+        self._db.execute(
+            f"DELETE FROM retention WHERE name NOT IN ({self._db.texts_in('kept')})",  # noqa: S608 - constants
+            {"kept": self._db.texts(kept)},
+        )
 
     # Rollups
 

@@ -1,7 +1,7 @@
 """Rules, what the engine knows of them, and the HTTP requests that they send. The caller holds the transaction."""
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
@@ -80,6 +80,7 @@ class RuleRequest(msgspec.Struct, frozen=True):
 _READ: Final = ("owner_id", "application_id", "application_organization")
 _COLUMNS: Final = tuple(one for one in RuleRecord.__struct_fields__ if one not in _READ)
 _STATE: Final = RuleState.__struct_fields__
+_PROBLEM: Final = RuleProblem.__struct_fields__
 _RULE: Final = (
     f"SELECT {', '.join(f'r.{name}' for name in _COLUMNS)}, u.id AS owner_id, a.id AS application_id,"  # noqa: S608 - constants
     " a.organization AS application_organization FROM rule AS r JOIN user AS u ON u.key = r.owner"
@@ -231,21 +232,29 @@ class RuleStore(Store):
             parameters,
         )
 
-    def set_failing(self, rule: RuleKey) -> None:
-        self._db.execute("UPDATE rule_state SET failing = 1 WHERE rule = :rule", {"rule": rule})
-
-    def note_problem(self, rule: RuleKey, field: str, text: str, on_ms: Milliseconds, times: int = 1) -> None:
-        """Count a problem. Of one rule the latest 20 are kept."""
+    def set_failing(self, rules: Collection[RuleKey]) -> None:
         self._db.execute(
-            "INSERT INTO rule_problem (rule, field, text, first_on, last_on, times)"
-            " VALUES (:rule, :field, :text, :on, :on, :times) ON CONFLICT (rule, field, text)"
+            f"UPDATE rule_state SET failing = 1 WHERE rule IN ({self._db.numbers_in('rules')})",  # noqa: S608 - constants
+            {"rules": json.dumps(list(rules))},
+        )
+
+    def note_problems(self, problems: Sequence[RuleProblem]) -> None:
+        """Count problems, of which no two have the same rule, field and text. Of one rule the latest 20 are kept."""
+        if not problems:
+            return
+        rows = [list(values_of(one).values()) for one in problems]
+        given, parameters = self._db.given("rule_problem", _PROBLEM, rows)
+        self._db.execute(
+            f"INSERT INTO rule_problem ({', '.join(_PROBLEM)}) SELECT * FROM ({given}) AS given WHERE TRUE"  # noqa: S608 - constants
+            " ON CONFLICT (rule, field, text)"
             " DO UPDATE SET last_on = excluded.last_on, times = rule_problem.times + excluded.times",
-            {"rule": rule, "field": field, "text": text, "on": on_ms, "times": times},
+            parameters,
         )
         self._db.execute(
-            "DELETE FROM rule_problem WHERE rule = :rule AND last_on < (SELECT min(last_on) FROM (SELECT last_on"
-            " FROM rule_problem WHERE rule = :rule ORDER BY last_on DESC LIMIT :kept) AS latest)",
-            {"rule": rule, "kept": _PROBLEMS_KEPT},
+            f"DELETE FROM rule_problem WHERE rule IN ({self._db.numbers_in('rules')})"  # noqa: S608 - constants
+            " AND last_on < (SELECT min(last_on) FROM (SELECT last_on FROM rule_problem AS other"
+            " WHERE other.rule = rule_problem.rule ORDER BY last_on DESC LIMIT :kept) AS latest)",
+            {"rules": json.dumps(sorted({one.rule for one in problems})), "kept": _PROBLEMS_KEPT},
         )
 
     def problems(self, rule: RuleKey) -> list[RuleProblem]:

@@ -69,8 +69,7 @@ class StoreConnection(Protocol):
         """Insert rows, or replace those with the same key, in few statements. Floats keep every bit."""
 
     def given(self, table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> tuple[str, Mapping[str, Any]]:
-        """A query for rows with these columns of a table, which are integers and texts without NUL, and its
-        parameters."""
+        """A query for rows with these columns of a table, which are integers, texts and None, and its parameters."""
 
     def numbers_in(self, parameter: str) -> str:
         """A query for the numbers of the JSON array whose text is in `parameter`, as `value`."""

@@ -273,16 +273,12 @@ class TaskStore(Store):
         where += "" if status is None else " AND e.status = :status"
         way = "DESC" if descending else "ASC"
         rows = self._db.execute(
-            f"SELECT e.key{where} ORDER BY t.{sort} {way}, t.key {way} LIMIT :limit OFFSET :offset",
+            f"SELECT e.*{where} ORDER BY t.{sort} {way}, t.key {way} LIMIT :limit OFFSET :offset",
             given,
         )
-        found = []
-        for row in list(rows):
-            entry = self.entry(row["key"])
-            task = None if entry is None else self.task(entry.task)
-            if entry is not None and task is not None:
-                found.append((task, entry))
-        return found, self._number_of(where, given)
+        entries = list(map(_entry, rows))
+        tasks = {task.key: task for task in self.tasks(entry.task for entry in entries)}
+        return [(tasks[entry.task], entry) for entry in entries], self._number_of(where, given)
 
     def waiting_for_acceptance(self, device: DeviceKey, statuses: Sequence[str]) -> list[str]:
         """The ids of tasks that wait for the device's owner, oldest first."""

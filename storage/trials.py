@@ -1,6 +1,7 @@
 """Trials: their members, device types and connected devices. The caller holds the transaction."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import msgspec
@@ -100,11 +101,12 @@ class TrialStore(Store):
 
     def roles_of(self, user: UserKey) -> list[tuple[TrialRecord, str]]:
         """The trials of which the user is a member, once for each role."""
-        rows = list(
-            self._db.execute("SELECT trial, role FROM trial_member WHERE user = :user ORDER BY key", {"user": user})
+        rows = self._db.execute(
+            "SELECT t.*, m.role AS held FROM trial_member AS m JOIN trial AS t ON t.key = m.trial"
+            " WHERE m.user = :user ORDER BY m.key",
+            {"user": user},
         )
-        found = ((self.trial(row["trial"]), str(row["role"])) for row in rows)
-        return [(trial, role) for trial, role in found if trial is not None]
+        return [(TrialRecord(**{name: row[name] for name in _TRIAL}), str(row["held"])) for row in rows]
 
     # Applications
 
@@ -149,14 +151,16 @@ class TrialStore(Store):
         )
         return [row["user"] for row in rows]
 
-    def tokens_of_devices(self, user: UserKey, application: ApplicationKey) -> list[tuple[DeviceKey, bytes]]:
-        """Device and hash of the tokens that the application made for devices of the user."""
+    def remove_tokens_of_devices(
+        self, users: Collection[UserKey], application: ApplicationKey
+    ) -> list[tuple[DeviceKey, bytes]]:
+        """Remove the tokens that the application made for devices of these users; return device and hash of each."""
         rows = self._db.execute(
-            "SELECT t.device, t.hash FROM device_token AS t JOIN device AS d ON d.key = t.device"
-            " WHERE d.owner = :user AND t.application = :application ORDER BY t.device",
-            {"user": user, "application": application},
+            "DELETE FROM device_token WHERE application = :application AND device IN (SELECT key FROM device"  # noqa: S608 - constants
+            f" WHERE owner IN ({self._db.numbers_in('users')})) RETURNING device, hash",
+            {"users": json.dumps(list(users)), "application": application},
         )
-        return [(row["device"], row["hash"]) for row in rows]
+        return sorted((row["device"], row["hash"]) for row in rows)
 
     def remove_type_grants(self, application: ApplicationKey, device_type: DeviceTypeKey) -> list[UserKey]:
         """Remove all grants of an application on a device type; return whose they were."""

@@ -132,7 +132,7 @@ class AuthorizationCode(OAuthGrant, AuthorizationCodeGrant):
             return None
         if found.used_on is not None:
             if found.family is not None:
-                self._issuance.end_family(found.family)
+                self._issuance.end_families((found.family,))
             return None
         if found.expires_on <= self._issuance.now_ms:
             return None
@@ -320,7 +320,7 @@ class RefreshToken(OAuthGrant, RefreshTokenGrant):
         if self._issuance.now_ms - (found.used_on or 0) < REFRESH_REPEAT_SECONDS * 1000:
             answer = self._issuance.refreshed_again(found, presented)
             return None if answer is None else _Refreshable(found, presented, answer)
-        self._issuance.end_family(found.family)
+        self._issuance.end_families((found.family,))
         return None
 
     def _require_proof(self, token: RefreshTokenRecord) -> None:

@@ -19,12 +19,12 @@ from broker.errors import PermissionDenied, Unauthorized
 from broker.facts import GrantsChanged, SessionsEnded, TokenRevoked
 from broker.ids import new_id
 from broker.secrets import token_hash
-from broker.trace.audit import AuditEvent, note
+from broker.trace.audit import AuditEvent, entry_of, note
 from config.limits import OLD_TOKEN_SECONDS
 from config.settings import Accounts
 from storage.database import Transaction
 from storage.keys import ApplicationKey, UserKey
-from storage.records import RefreshTokenRecord, TokenRecord
+from storage.records import AuditRecord, RefreshTokenRecord, TokenRecord
 
 _DAY_MS: Final = 86_400_000
 _SALT_BYTES: Final = 16
@@ -109,11 +109,25 @@ class Issuance:
             return None
         return NewTokens(access_token, (access.expires_on - self.now_ms) // 1000, refresh_token)
 
-    def end_family(self, family: int) -> None:
-        if (holder := self.tx.authorizations.holder_of(family)) is not None:
-            application, user = holder
-            self._note(AuditEvent.TOKEN_REVOKED, application, user)
-        self.tell_revoked(self.tx.authorizations.end_family(family))
+    def end_families(self, families: Collection[int]) -> None:
+        if not families:
+            return
+        self._note_revoked(self.tx.authorizations.holders_of(families))
+        self.tell_revoked(self.tx.authorizations.end_families(families))
+
+    def end_tokens_of(self, application: ApplicationKey, users: Collection[UserKey] | None) -> None:
+        """End all tokens of these users for an application, or with None those of the application itself."""
+        if users is not None:
+            self.end_families(self.tx.authorizations.families_for(application, users))
+        removed = self.tx.accounts.remove_tokens_of(application, users)
+        if not removed:
+            return
+        record = self.tx.accounts.application(application)
+        known = self.tx.accounts.users_with({user for _, user in removed if user is not None})
+        of = {user: known[user].id if user in known else None for _, user in removed if user is not None}
+        id_ = record.id if record else ""
+        self._note_revoked([(id_, None if user is None else of[user]) for _, user in removed])
+        self.tell_revoked(hashed for hashed, _ in removed)
 
     def tell_revoked(self, hashes: Iterable[bytes]) -> None:
         """Tell that these tokens were removed."""
@@ -124,8 +138,7 @@ class Issuance:
 
         Provisioned tokens and device tokens stay.
         """
-        for family in self.tx.authorizations.families_of(user):
-            self.end_family(family)
+        self.end_families(self.tx.authorizations.families_of(user))
         self.tx.authorizations.forget_codes_of(user)
         self.tx.sessions.remove_of(user)
         publish(self.tx, SessionsEnded(user))
@@ -137,10 +150,7 @@ class Issuance:
         Device tokens stay: they belong to the devices. The next sign-in through the application shows the permission
         screen (reference 4.7).
         """
-        for family in self.tx.authorizations.families_of(user, application):
-            self.end_family(family)
-        for token in self.tx.accounts.tokens_of(application, user):
-            self.end_token(token)
+        self.end_tokens_of(application, (user,))
         self.tx.authorizations.forget_codes_of(user, application)
         self.tx.accounts.remove_grants(user, application)
         self.tx.claims.end_consent(user, application, by_user=True)
@@ -172,7 +182,7 @@ class Issuance:
     def end_token(self, token: TokenRecord) -> None:
         """End an access token, and with a user token its whole family."""
         if token.family is not None:
-            return self.end_family(token.family)
+            return self.end_families((token.family,))
         application = self.tx.accounts.application(token.application)
         user = None if token.user is None else self.tx.accounts.user(token.user)
         self._note(AuditEvent.TOKEN_REVOKED, application.id if application else "", user.id if user else None)
@@ -218,10 +228,18 @@ class Issuance:
         self._note(AuditEvent.TOKEN_ISSUED, record.id, holder.id if holder else None, by=by)
 
     def _note(self, event: AuditEvent, application: str, user: str | None, **details: str) -> None:
+        self.tx.audit.add(self._entry(event, application, user, **details))
+
+    def _note_revoked(self, holders: Iterable[tuple[str, str | None]]) -> None:
+        """Holders are given as the ids of the application and the user."""
+        self.tx.audit.add_all([self._entry(AuditEvent.TOKEN_REVOKED, *holder) for holder in holders])
+
+    def _entry(self, event: AuditEvent, application: str, user: str | None, **details: Any) -> AuditRecord:
         """A token is named by its kind and its holder. The actor is the application unless the origin has another."""
         kind, holder = ("application", application) if user is None else ("user", user)
         details |= {"kind": kind, "application": application}
-        note(self.tx, event, f"{kind} {holder}", now_ms=self.now_ms, actor=f"application {application}", **details)
+        actor = f"application {application}"
+        return entry_of(event, f"{kind} {holder}", now_ms=self.now_ms, actor=actor, **details)
 
 
 def _derived(presented: str, salt: bytes) -> tuple[str, str]:

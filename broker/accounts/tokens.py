@@ -246,7 +246,7 @@ class Tokens:
             if isinstance(found, TokenRecord):
                 issuance.end_token(found)
             else:
-                issuance.end_family(found.family)
+                issuance.end_families((found.family,))
 
         await self.change(work)
 

@@ -290,8 +290,7 @@ def _unfinished(tx: Transaction) -> list[TaskRecord]:
 
 def _put_back_interrupted(now_ms: Milliseconds, tx: Transaction) -> None:
     """An update goes on by itself; any other operation that was under way has an unknown outcome."""
-    for key in tx.tasks.tasks_with_entries(BEGUN):
-        task = tx.tasks.task(key)
-        if task is not None and task.image is None:
-            for entry in tx.tasks.entries_with(key, BEGUN, limit=ALL_ROWS):
+    for task in tx.tasks.tasks(tx.tasks.tasks_with_entries(BEGUN)):
+        if task.image is None:
+            for entry in tx.tasks.entries_with(task.key, BEGUN, limit=ALL_ROWS):
                 put_back(tx, entry.key, _STOPPED, now_ms)

@@ -44,8 +44,9 @@ def fix_devices(tx: Transaction, key: int, now_ms: Milliseconds) -> None:
         matches = parse_filter(request.filter or "")
         tx.device_management.add_device_tasks(key, task.device_type, matches, acceptance=acceptance, now_ms=now_ms)
     else:
-        found = [tx.devices.by_id(did) for did in request.dids]
-        devices = [one.key for one in found if one is not None and one.device_type == task.device_type]
+        found = tx.devices.by_ids(request.dids)
+        known = [found[did] for did in request.dids if did in found]
+        devices = [one.key for one in known if one.device_type == task.device_type]
         tx.tasks.add_entries(key, devices, acceptance=acceptance, now_ms=now_ms)
     tx.tasks.begin_history(key)
 

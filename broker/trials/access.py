@@ -4,7 +4,7 @@ All changes are part of the caller's transaction; what they end and the facts ab
 (`broker/accounts/tokens.py: Tokens.change`).
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Sequence
 
 from msgspec.structs import replace
 
@@ -29,10 +29,8 @@ def give(issuance: Issuance, trial: TrialRecord, user: UserKey, through: Applica
     application.
     """
     tx, granted = issuance.tx, sign_in_grant(trial.application, user)
-    tx.accounts.add_grant(granted)
-    for type_ in tx.trials.types(trial.key):
-        if _may_give(tx, user, through, type_):
-            tx.accounts.add_grant(_of_type(granted, type_))
+    given = _given(tx, [(user, through)], tx.trials.types(trial.key))
+    tx.accounts.add_grants([granted, *(_of_type(granted, type_) for _, type_ in given)])
     _tell(issuance, trial, [user])
 
 
@@ -40,13 +38,9 @@ def give_type(issuance: Issuance, trial: TrialRecord, device_type: DeviceTypeKey
     """The trial has one more device type. Participants who revoked its application grant nothing; see `give`, too."""
     tx = issuance.tx
     granting = {grant.user for grant in tx.accounts.grants(trial.application)}
-    users = [
-        user
-        for user, through in tx.trials.participants(trial.key)
-        if user in granting and _may_give(tx, user, through, device_type)
-    ]
-    for user in users:
-        tx.accounts.add_grant(_of_type(sign_in_grant(trial.application, user), device_type))
+    participants = [one for one in tx.trials.participants(trial.key) if one[0] in granting]
+    users = [user for user, _ in _given(tx, participants, [device_type])]
+    tx.accounts.add_grants([_of_type(sign_in_grant(trial.application, user), device_type) for user in users])
     _tell(issuance, trial, users)
 
 
@@ -57,23 +51,18 @@ def end_type(issuance: Issuance, trial: TrialRecord, device_type: DeviceTypeKey)
 def end_users(issuance: Issuance, trial: TrialRecord, users: Collection[UserKey]) -> None:
     """End what these users granted, their tokens of the application, and the tokens that it made for their devices."""
     tx = issuance.tx
-    for user in set(users).intersection(tx.trials.token_holders(trial.application)):
-        _end_tokens_of(issuance, trial, user)
-    for user in users:
-        for device, hashed in tx.trials.tokens_of_devices(user, trial.application):
-            tx.devices.remove_token(device)
-            issuance.tell_revoked((hashed,))
-            publish(tx, DeviceChanged(device))
-        tx.accounts.remove_grants(user, trial.application)
+    issuance.end_tokens_of(trial.application, users)
+    for device, hashed in tx.trials.remove_tokens_of_devices(users, trial.application):
+        issuance.tell_revoked((hashed,))
+        publish(tx, DeviceChanged(device))
+    tx.accounts.remove_grants_of(users, trial.application)
     _tell(issuance, trial, users)
 
 
 def end_tokens(issuance: Issuance, trial: TrialRecord) -> None:
     """End all tokens of users and of the application itself. Grants and tokens of devices stay."""
-    for user in issuance.tx.trials.token_holders(trial.application):
-        _end_tokens_of(issuance, trial, user)
-    for token in issuance.tx.accounts.tokens_of(trial.application, None):
-        issuance.end_token(token)
+    issuance.end_tokens_of(trial.application, issuance.tx.trials.token_holders(trial.application))
+    issuance.end_tokens_of(trial.application, None)
 
 
 def end_all_access(issuance: Issuance, trial: TrialRecord) -> None:
@@ -92,31 +81,37 @@ def readable_types(tx: Transaction, trial: TrialRecord) -> dict[UserKey, set[Dev
     return found
 
 
-def _end_tokens_of(issuance: Issuance, trial: TrialRecord, user: UserKey) -> None:
-    tx = issuance.tx
-    for family in tx.authorizations.families_of(user, trial.application):
-        issuance.end_family(family)
-    for token in tx.accounts.tokens_of(trial.application, user):
-        issuance.end_token(token)
-
-
-def _may_give(tx: Transaction, user: UserKey, through: ApplicationKey | None, device_type: DeviceTypeKey) -> bool:
-    """Whether the user's word, given with a token of this application, covers READ and WRITE on the device type."""
-    if through is None:  # the user's own word, on the page of the invitation
-        return True
-    application, type_ = tx.accounts.application(through), tx.device_types.device_type(device_type)
-    if application is None or type_ is None:
-        return False
-    caller = user_through(user, None, through, application.id, application.organization)
-    reach = Reach(caller, Grants(tx.accounts.grants(through, user)))
-    return all(reach.allows_type(user, type_, permission) for permission in READ_AND_WRITE)
+def _given(
+    tx: Transaction, participants: Sequence[tuple[UserKey, ApplicationKey | None]], types: Sequence[DeviceTypeKey]
+) -> list[tuple[UserKey, DeviceTypeKey]]:
+    """The device types on which each participant's word covers READ and WRITE. With a user is the application whose
+    token gave the word; with None it is the user's own, on the page of the invitation."""
+    users: dict[ApplicationKey, list[UserKey]] = {}
+    for user, through in participants:
+        if through is not None:
+            users.setdefault(through, []).append(user)
+    known = tx.device_types.with_keys(types) if users else []
+    covered = set[tuple[UserKey, DeviceTypeKey]]()
+    for through, of in users.items():
+        if (application := tx.accounts.application(through)) is None:
+            continue
+        for user, grants in tx.accounts.grants_of_users(through, of).items():
+            caller = user_through(user, None, through, application.id, application.organization)
+            reach = Reach(caller, Grants(grants))
+            covered |= {
+                (user, type_.key)
+                for type_ in known
+                if all(reach.allows_type(user, type_, permission) for permission in READ_AND_WRITE)
+            }
+    pairs = ((user, through, type_) for user, through in participants for type_ in types)
+    return [(user, type_) for user, through, type_ in pairs if through is None or (user, type_) in covered]
 
 
 def _of_type(granted: GrantRecord, device_type: DeviceTypeKey) -> GrantRecord:
     return replace(granted, device_type=device_type, read=True, write=True)
 
 
-def _tell(issuance: Issuance, trial: TrialRecord, users: Iterable[UserKey]) -> None:
-    of = {user: tuple(issuance.tx.accounts.grants(trial.application, user)) for user in users}
-    if of:
+def _tell(issuance: Issuance, trial: TrialRecord, users: Collection[UserKey]) -> None:
+    if users:
+        of = issuance.tx.accounts.grants_of_users(trial.application, users)
         publish(issuance.tx, ApplicationGrantsChanged(trial.application, of))

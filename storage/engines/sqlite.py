@@ -44,6 +44,8 @@ _PAGES_OF_TREE = (
 )
 #: Reads all pages. Of an empty store it takes half a millisecond, where a statement for each of 316 trees takes 18.
 _PAGES_OF_TREES = "SELECT name, pgsize AS bytes, pageno AS pages, ncell AS cells FROM dbstat WHERE aggregate = TRUE"
+#: What `_escaped` made, as it was.
+_UNESCAPED = "replace(replace({}, char(26, 48), char(0)), char(26, 49), char(26))"
 _NO_STORE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 _UNREADABLE = {sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_IOERR_SHORT_READ}
 
@@ -181,8 +183,14 @@ class SqliteConnection:
         columns: Sequence[str],
         rows: Sequence[Sequence[Any]],
     ) -> tuple[str, Mapping[str, Any]]:
-        values = ", ".join(f"json_extract(value, '$[{place}]') AS {name}" for place, name in enumerate(columns))
-        return f"SELECT {values} FROM json_each(:given)", {"given": self._encode(rows).decode()}  # noqa: S608 - constants
+        text = self._encode(rows).decode()
+        form = "json_extract(value, '$[{place}]')"
+        if "\\u0000" in text:
+            form = f"CASE json_type(value, '$[{{place}}]') WHEN 'text' THEN {_UNESCAPED.format(form)} ELSE {form} END"
+            escaped = [[_escaped(one) if isinstance(one, str) else one for one in row] for row in rows]
+            text = self._encode(escaped).decode()
+        values = ", ".join(f"{form.format(place=place)} AS {name}" for place, name in enumerate(columns))
+        return f"SELECT {values} FROM json_each(:given)", {"given": text}  # noqa: S608 - constants
 
     def now_ms(self) -> str:
         return "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
@@ -193,12 +201,10 @@ class SqliteConnection:
     # SQLite's parser ends a JSON text at NUL, so NUL is written in two characters.
 
     def texts_in(self, parameter: str) -> str:
-        value = "replace(replace(value, char(26, 48), char(0)), char(26, 49), char(26))"
-        return f"SELECT {value} AS value FROM json_each(:{parameter})"  # noqa: S608 - constants of the stores
+        return f"SELECT {_UNESCAPED.format('value')} AS value FROM json_each(:{parameter})"  # noqa: S608 - constants of the stores
 
     def texts(self, texts: Iterable[str]) -> str:
-        written = [text.replace("\x1a", "\x1a1").replace("\0", "\x1a0") for text in texts]
-        return self._encode(written).decode()
+        return self._encode(list(map(_escaped, texts))).decode()
 
     def rows_at(
         self,
@@ -364,6 +370,11 @@ class SqliteSnapshot:
 
 def _untold(_text: str) -> None:
     """The progress of an upgrade that nobody follows."""
+
+
+def _escaped(text: str) -> str:
+    """The text without NUL, at which the parser ends a text."""
+    return text.replace("\x1a", "\x1a1").replace("\0", "\x1a0")
 
 
 def _path(parameter: str) -> str:

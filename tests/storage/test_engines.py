@@ -15,23 +15,26 @@ from msgspec.structs import replace
 from storage import operating
 from storage.accounts import AccountStore
 from storage.audit import AuditStore
+from storage.authorizations import AuthorizationStore
 from storage.connectors import ConnectorStore
 from storage.database import EngineConnection, StoreEngine
 from storage.device_management import DeviceManagementStore
+from storage.device_types import DeviceTypeStore
 from storage.devices import DeviceStore
 from storage.engines.postgresql import PostgresqlConnection, PostgresqlEngine
 from storage.engines.sqlite import SqliteEngine
-from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, Position, RuleKey, UserKey
+from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, Milliseconds, Position, RuleKey, UserKey
 from storage.log_index import Entry, LogIndex, Merged
 from storage.messages import MessageStore
-from storage.records import AuditFilter, AuditRecord, FailedMessageRow, MessageRow, RollupRow
+from storage.records import AuditFilter, AuditRecord, FailedMessageRow, GrantRecord, MessageRow, RollupRow
 from storage.retention import RetentionStore
 from storage.rollups import RollupStore
-from storage.rules import RuleState, RuleStore
+from storage.rules import RuleProblem, RuleState, RuleStore
 from storage.snapshots import SnapshotStore
 from storage.sql import StoreError
 from storage.tables import TableShape
 from storage.tasks import TaskStore
+from storage.trials import TrialStore
 from tests.postgresql import server
 from tests.rows import each_row
 from tests.stores import make_store
@@ -506,6 +509,8 @@ def test_many_rows_take_one_statement(store: EngineConnection, monkeypatch: pyte
         executed.append(sql)
         return run(self, sql, *arguments, **more)
 
+    is_there = isinstance(store, PostgresqlConnection)
+    store.execute("SET session_replication_role = replica" if is_there else "PRAGMA foreign_keys = OFF")
     states = [RuleState(RuleKey(key), 1, key, None, failing=False, memory='{"a":"\\u0000ü"}') for key in many]
     rules = RuleStore(store)
     for state in states[:50]:
@@ -521,7 +526,11 @@ def test_many_rows_take_one_statement(store: EngineConnection, monkeypatch: pyte
     index.add([Entry(DeviceKey(1), key, key, True, 1, str(key)) for key in many], Position(100))
     keys = [row["key"] for row in store.execute("SELECT key FROM message_entry ORDER BY key")]
     merged = [Merged(last, [other], 1, 2, 1, 2, "[1,2]") for other, last in zip(keys[::2], keys[1::2], strict=True)]
-    tasks = TaskStore(store)
+    tasks, accounts, authorizations = TaskStore(store), AccountStore(store), AuthorizationStore(store)
+    problems = [RuleProblem(RuleKey(1), "field", f"text {n}\0", Milliseconds(n), Milliseconds(n), n) for n in many]
+    problems += [replace(one, rule=RuleKey(2)) for one in problems[:5]]
+    grants = [GrantRecord(UserKey(n), ApplicationKey(1), [None, DeviceTypeKey(n)][n % 2], n > 9, False) for n in many]
+    users = [UserKey(key) for key in many]
     monkeypatch.setattr(type(store), "_run", noting)
     rules.put_states([replace(state, triggered=7, last_on=Milliseconds(8)) for state in states])
     found = [
@@ -538,12 +547,24 @@ def test_many_rows_take_one_statement(store: EngineConnection, monkeypatch: pyte
         index.merge(merged),
         tasks.tasks(many),
         DeviceStore(store).by_ids([f"did {key}" for key in many]),
+        index.devices(DeviceKey(0), step=Position(0), limit=100),
+        accounts.users_with(users),
+        DeviceTypeStore(store).with_keys([DeviceTypeKey(key) for key in many]),
+        authorizations.holders_of(many),
+        authorizations.families_for(ApplicationKey(1), users),
+        accounts.remove_tokens_of(ApplicationKey(1), users),
+        TrialStore(store).remove_tokens_of_devices(users, ApplicationKey(1)),
     ]
+    rules.set_failing([RuleKey(key) for key in many[:50]])
+    rules.note_problems(problems)  # two statements
+    accounts.add_grants(grants)
+    accounts.remove_grants_of(users[90:], ApplicationKey(1))
+    authorizations.end_families(many)  # two statements
     tasks.set_fetched(dict.fromkeys(many, 1))
     tasks.set_fetched_from(dict.fromkeys(many, "a"))
     AuditStore(store).add_all(entries[:50])
-    # With a look at the types of the columns of five tables, and the deletion of entries that were merged.
-    assert len(executed) < len(found) + 3 + 2 + 5 + 1, executed
+    # With a look at the types of the columns of seven tables, and the deletion of entries that were merged.
+    assert len(executed) <= len(found) + 4 + 7 + 7 + 1, executed
     monkeypatch.undo()
     assert [len(one) if isinstance(one, list | dict) else one for one in found] == [
         0,
@@ -559,8 +580,25 @@ def test_many_rows_take_one_statement(store: EngineConnection, monkeypatch: pyte
         50,
         0,
         0,
+        1,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
     ]
-    assert rules.state(RuleKey(50)) == replace(states[49], triggered=7, last_on=Milliseconds(8))
+    granted = accounts.grants_of_users(ApplicationKey(1), users)
+    assert [len(granted[user]) for user in users] == [1] * 90 + [0] * 10
+    assert granted[UserKey(20)] == (grants[19],)
+    accounts.add_grant(replace(grants[19], read=False, write=True))
+    assert accounts.grants(ApplicationKey(1), UserKey(20)) == [replace(grants[19], write=True)]
+    rules.note_problems([replace(problems[99], last_on=Milliseconds(200), times=3)])
+    noted = rules.problems(RuleKey(1))
+    assert [one.text for one in noted] == [one.text for one in problems[99:79:-1]]
+    assert (noted[0].first_on, noted[0].last_on, noted[0].times) == (100, 200, 103)
+    assert len(rules.problems(RuleKey(2))) == 5
+    assert rules.state(RuleKey(50)) == replace(states[49], triggered=7, last_on=Milliseconds(8), failing=True)
     assert rules.state(RuleKey(51)) is None
     assert rules.state(RuleKey(61)) == replace(states[60], revision=2)
     audit, wanted = AuditStore(store), AuditFilter(since_ms=0, until_ms=1_000, limit=200)

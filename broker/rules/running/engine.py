@@ -32,7 +32,7 @@ from storage.keys import Milliseconds, Position, RuleKey
 from storage.leases import Holder
 from storage.outages import Outage
 from storage.records import MessageRow
-from storage.rules import RuleRecord, RuleState
+from storage.rules import RuleProblem, RuleRecord, RuleState
 from storage.sql import StoreError
 
 _CONSUMER: Final = "rules"
@@ -249,8 +249,9 @@ class RuleEngine:
             tx.messages.set_consumer_position(_CONSUMER, position)
             tx.rules.put_states(states)
             problems = self._sending.write(tx, batch, now_ms)
+            if problems:
+                tx.rules.set_failing({problem.running.key for problem in problems})
             for problem in problems:
-                tx.rules.set_failing(problem.running.key)
                 if (failed := _failed(problem.running, problem.field, problem.text, problem.at_ms)) is not None:
                     tx.tell(RULE_FAILED, failed)
             for stop, _ in batch.stops:
@@ -294,8 +295,8 @@ class RuleEngine:
 
         def work(tx: Transaction) -> None:
             if tx.rules.state(rule) is not None:
-                tx.rules.note_problem(rule, field, text, now_ms)
-                tx.rules.set_failing(rule)
+                tx.rules.note_problems([RuleProblem(rule, field, text, now_ms, now_ms, 1)])
+                tx.rules.set_failing([rule])
             if failed is not None:
                 tx.tell(RULE_FAILED, failed)
 

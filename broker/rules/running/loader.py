@@ -40,7 +40,7 @@ from broker.rules.running.models import ConditionModels
 from broker.rules.running.names import NameResolver
 from storage.database import Database, Transaction
 from storage.keys import Milliseconds, RuleKey
-from storage.rules import RuleRecord, RuleState, UseKind
+from storage.rules import RuleProblem, RuleRecord, RuleState, UseKind
 
 _PAGE: Final = 500
 _LOADED_AT_ONCE: Final = 50  # then others have their turn
@@ -146,7 +146,8 @@ class RuleLoader:
             try:
                 self._models.put(tx, record, rule.transformers)
             except DomainError as error:
-                tx.rules.note_problem(record.key, "rule.if", str(error), self._clock.now_ms())
+                now_ms = self._clock.now_ms()
+                tx.rules.note_problems([RuleProblem(record.key, "rule.if", str(error), now_ms, now_ms, 1)])
 
     async def _invalidate(self, record: RuleRecord, findings: tuple[Finding, ...]) -> None:
         now_ms = self._clock.now_ms()

@@ -27,7 +27,7 @@ from broker.rules.running.last_values import StateView, members_of
 from broker.rules.sending.requests import HttpContent, RequestQueue
 from storage.database import Database, Transaction
 from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, UserKey
-from storage.rules import RuleRecord
+from storage.rules import RuleProblem, RuleRecord
 
 TOO_MANY_MAILS: Final = "Not sent: more than 5 e-mails in a minute or 50 in a day"
 TOO_MANY_REQUESTS: Final = "Not sent: more than 5 HTTP requests in a minute or 50 in a day"
@@ -183,8 +183,7 @@ class RuleSender:
                 problems.append(exceeded)
         counted = Counter((one.running.key, one.field, one.text) for one in problems)
         last = {(one.running.key, one.field, one.text): one.at_ms for one in problems}
-        for (rule, field_, text), times in counted.items():
-            tx.rules.note_problem(rule, field_, text, last[rule, field_, text], times)
+        tx.rules.note_problems([RuleProblem(*one, last[one], last[one], times) for one, times in counted.items()])
         for stop, stop_letter in batch.stops:
             tx.rules.stop(stop.running.key, stop.at_ms, stop.reason)
             if stop_letter is not None:
@@ -193,8 +192,7 @@ class RuleSender:
 
 
 def _mail_addresses(tx: Transaction, users: Iterable[UserKey]) -> dict[UserKey, str]:
-    found = (tx.accounts.user(key) for key in users)
-    return {user.key: user.email for user in found if user is not None}
+    return {key: user.email for key, user in tx.accounts.users_with(users).items()}
 
 
 def action_data(action: SendAction) -> bytes:

@@ -48,6 +48,17 @@ async def test_operations_reach_the_resource(fleet: Fleet, autojump_clock: MockC
         assert (await fleet.status(task), session.done) == ("SUCCEEDED", [done])
 
 
+async def test_the_devices_of_a_task_are_found_in_one_statement(services: Services, statements: list[str]) -> None:
+    fleet = await Fleet.of(services, 60)
+    statements.clear()
+    task = await fleet.task(MANUFACTURER)
+    await settle()
+    assert await fleet.task_status(task) == "COMPLETE"  # none has ever registered
+    assert {await fleet.status(task, device) for device in fleet.devices} == {"FAILED"}
+    # At the creation, when the devices become fixed, and the above.
+    assert sum("FROM device AS d" in one for one in statements) < 10
+
+
 WRONG: Final[list[tuple[str, str, dict[str, object], str]]] = [
     (MANUFACTURER, "W", {"value": "x"}, "property"),
     ("deviceProperties.device.nothing", "R", {}, "property"),

@@ -7,6 +7,7 @@ from typing import Any, Final
 import pytest
 from msgspec.structs import replace
 
+from broker.accounts.consent import sign_in_grant
 from broker.accounts.permissions import ADMINISTRATORS, Permission
 from broker.accounts.tokens import CONSOLE_ID, Caller
 from broker.errors import (
@@ -39,6 +40,7 @@ from tests.factories import (
     LIGHT_TYPE,
     NOW_MS,
     World,
+    new_user,
 )
 from tests.fakes import FakeClock
 from tests.mail_queue import waiting_mails
@@ -439,3 +441,38 @@ async def test_who_accepts_in_the_console_grants_every_type(services: Services, 
     await services.trials.device_types.add(await services.accounts.tokens.caller(ADA_TOKEN), trial, "example.sensor")
     granted = await services.core.database.read(lambda tx: tx.accounts.grants(trial.application, sam.key))
     assert [(one.read, one.write) for one in granted if one.device_type is not None] == [(True, True)] * 2
+
+
+async def test_access_to_a_trial_of_many_participants_takes_few_statements(
+    services: Services, world: World, made: TrialWorld, statements: list[str]
+) -> None:
+    """Over PostgreSQL each one is a trip to the server, and nobody else writes meanwhile."""
+    await add_types(services.core.database, world)
+    trial, application = made.trial.record, made.trial.record.application
+
+    def take_part(tx: Transaction) -> None:
+        for number in range(40):
+            id_ = f"{number:032x}"
+            person = new_user(id_, email=f"{id_}@example.org", name=id_, full_name=id_, password_hash=None, now_ms=1)
+            user = tx.accounts.add_user(person).key
+            tx.trials.add_member(trial.key, user, TrialRole.PARTICIPANT, now_ms=1, application=world.application)
+            tx.accounts.add_grant(sign_in_grant(application, user))
+            tx.accounts.put_grant(replace(sign_in_grant(world.application, user), read=True, write=True))
+            family = tx.authorizations.add_family(application=application, user=user, method="code", now_ms=1)
+            for of in (family, None):
+                hashed = token_hash(new_id())
+                tx.accounts.put_token(TokenRecord(hashed, application, user, NOW_MS, NOW_MS * 2, of))
+
+    await services.core.database.write(take_part)
+    statements.clear()
+    ada = await services.accounts.tokens.caller(ADA_TOKEN)
+    await services.trials.device_types.add(ada, trial, "example.sensor")
+    assert len(statements) < 40
+    granted = await services.core.database.read(lambda tx: tx.accounts.grants(application))
+    assert sum(grant.device_type is not None and grant.read and grant.write for grant in granted) > 40
+    statements.clear()
+    await services.trials.trials.delete(trial)
+    assert len(statements) < 60
+    wanted = AuditFilter(since_ms=0, until_ms=NOW_MS * 2, limit=1_000, event="token_revoked")
+    assert len(await services.core.audit.find(wanted)) == 80
+    assert await services.core.database.read(lambda tx: tx.accounts.grants(application)) == []
