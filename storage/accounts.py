@@ -315,7 +315,7 @@ class AccountStore(Store):
     def grants_of_users(
         self, application: ApplicationKey, users: Collection[UserKey]
     ) -> dict[UserKey, tuple[GrantRecord, ...]]:
-        """What each of these users granted an application; of some it is nothing."""
+        """The grants of each of these users to an application; of some there are none."""
         rows = self._db.execute(
             f"SELECT * FROM access_grant WHERE application = :application AND user IN ({self._db.numbers_in('users')})",  # noqa: S608 - constants
             {"application": application, "users": json.dumps(list(users))},

@@ -74,7 +74,6 @@ from storage.sql import (
     StoreError,
     StoreFullError,
     StoreLostError,
-    StoreTakenError,
 )
 from storage.subscriptions import SubscriptionStore
 from storage.tables import check_finished
@@ -751,9 +750,9 @@ def _run_in_savepoint(transaction: Transaction, job: _Work, told: list[tuple[Tel
         if job.held is not None:
             transaction.leases.require(job.held)
         job.result = job.context.run(job.run, transaction)
-    except (StoreLostError, StoreTakenError):
-        raise
-    except Exception as error:  # noqa: BLE001 - it is raised again in the task that asked for the work
+    except Exception as error:
+        if isinstance(error, StoreError) and error.is_of_transaction:
+            raise
         job.error = error
         connection.savepoint("ROLLBACK TO work")
         del told[before:]

@@ -157,6 +157,9 @@ class Store:
 class StoreError(Exception):
     """The store could not do what it was asked: file unreadable, database locked."""
 
+    #: Nothing of the transaction is done, whichever work of it has met this.
+    is_of_transaction = False
+
 
 class StaleLeaseError(StoreError):
     """Another node has the lease that the write needs. Nothing of the write is in the store."""
@@ -164,6 +167,8 @@ class StaleLeaseError(StoreError):
 
 class StoreTakenError(StoreError):
     """Another daemon serves the store now. This one writes nothing any more."""
+
+    is_of_transaction = True
 
 
 class StoreBusyError(StoreError):
@@ -176,6 +181,8 @@ class StoreDamagedError(StoreError):
 
 class StoreLostError(StoreError):
     """The connection to the store broke. Its transaction is undone, and may be run again on a new connection."""
+
+    is_of_transaction = True
 
 
 class StoreUnreachableError(StoreError):

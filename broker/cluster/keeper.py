@@ -18,7 +18,7 @@ from broker.cluster.leases import Deadline, NodeStatus
 from storage.lease_table import LeaseTable
 from storage.leases import HeldLease, LeaseRecord
 from storage.outages import Outage
-from storage.sql import StoreAwayError, StoreError, StoreForkedError, StoreLostError
+from storage.sql import StoreAwayError, StoreBusyError, StoreError, StoreForkedError, StoreLostError
 
 #: The lease that stands for all.
 DAEMON: Final = "daemon"
@@ -30,7 +30,7 @@ _LOOK_SECONDS: Final = 0.05
 _LONGEST_SECONDS: Final = 60.0
 AWAY_SECONDS: Final = 1.0  # between two tries while the store is away
 #: Errors of a store that may work later by itself.
-AWAY: Final = (StoreAwayError, StoreLostError)
+AWAY: Final = (StoreAwayError, StoreBusyError, StoreLostError)
 _log = structlog.get_logger(__name__)
 
 

@@ -42,7 +42,7 @@ from storage.engines.postgresql_schema import (
 )
 from storage.engines.postgresql_sql import quoted, translated
 from storage.engines.postgresql_tables import PostgresqlTables
-from storage.engines.postgresql_target import CONNECT_SECONDS, LOST, Target, explained, is_away, said
+from storage.engines.postgresql_target import CONNECT_SECONDS, LOST, Target, explained, is_away, said, session_text
 from storage.engines.postgresql_types import ARRAYS, adapt, escaped
 from storage.leases import HeldLease
 from storage.migrations import names
@@ -69,6 +69,9 @@ _PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 1.0
 #: Numbers of commits that are kept: of each, one is ever looked for.
 _BATCHES_KEPT: Final = 1_000
+_LEAST_LOCK_SECONDS: Final = 1.0
+#: A step of the schema is tried again after it has waited so long for a lock.
+_STEP_LOCK_SECONDS: Final = 5.0
 #: The former session of a connection has this long to end.
 _FORMER_SECONDS: Final = 1.5
 _FULL: Final = "53100"
@@ -84,8 +87,16 @@ _IS_READ_ONLY: Final = "the server is read-only"
 _UNREPLICATED: Final = "a commit waits for a synchronous standby of the server, which does not answer it"
 #: The name of a connection as the server has it: PgBouncer may append an address (application_name_add_host).
 _NAME: Final = "split_part(application_name, ' - ', 1)"
+_NAME_OF_A: Final = _NAME.replace("application_name", "a.application_name")
 #: Stands between the name of a connection and that of its node, which stands by.
 _STANDBY: Final = " - standby "
+#: Of sessions by their names: whether a commit waits for a standby, and who holds a lock that it waits for.
+_WORKING: Final = f"""
+SELECT {_NAME_OF_A}, coalesce(a.wait_event = 'SyncRep', FALSE), b.pid, b.usename, b.application_name
+FROM pg_stat_activity AS a LEFT JOIN LATERAL (SELECT pid, usename, application_name FROM pg_stat_activity
+  WHERE pid = ANY(pg_blocking_pids(a.pid)) LIMIT 1) AS b ON a.wait_event_type = 'Lock'
+WHERE a.usename = current_user AND a.state = 'active' AND {_NAME_OF_A} = ANY(%s)
+"""  # noqa: S608 - constants
 #: The schema step that made the table of leases.
 _FIRST_WITH_LEASES: Final = "0080_leases"
 _log = structlog.get_logger(__name__)
@@ -157,6 +168,8 @@ class PostgresqlConnection:
         self.waits_since: float | None = None
         #: Whether that is a commit that waits for a synchronous standby.
         self.is_unreplicated = False
+        #: Whoever holds a lock that this waits for, as far as somebody has looked.
+        self.blocked_by = ""
         self._connection = self._connected()
         engine.add(self.name, self)
 
@@ -227,8 +240,12 @@ class PostgresqlConnection:
     def _send_later(self) -> None:
         """Send what waits for the next statement, as one text."""
         if self._later:
-            text, self._later = "; ".join(self._later), []
-            self.command(text)  # which finds nothing more to send
+            later, self._later = self._later, []
+            try:
+                self.command("; ".join(later))  # which finds nothing more to send
+            except StoreError as error:
+                error.is_of_transaction |= later[0].startswith("BEGIN")  # there is none, and no savepoint
+                raise
 
     def command(self, text: str) -> None:
         """Statements without parameters, whose results nobody wants."""
@@ -563,7 +580,8 @@ class PostgresqlConnection:
         target = self._engine.target
         node = self._engine.stands_by_as
         name = f"{self.name}{_STANDBY}{node}" if node else self.name
-        connection = target.connect(read_only=self._read_only, name=name, seconds=seconds)
+        lock_seconds = self._engine.lock_seconds
+        connection = target.connect(read_only=self._read_only, name=name, seconds=seconds, lock_seconds=lock_seconds)
         try:
             with target.answered_within(seconds + _FORMER_SECONDS, connection):
                 adapt(connection)
@@ -579,6 +597,7 @@ class PostgresqlConnection:
         except StoreError:
             connection.close()
             raise
+        connection.add_notice_handler(_log_notice)
         connection.prepare_threshold = _PREPARED_FROM
         connection.prepared_max = _PREPARED_MOST
         self._cursor = connection.cursor()
@@ -603,9 +622,15 @@ class PostgresqlConnection:
         if state == _TAKEN:
             return StoreTakenError(text)
         if state == _BUSY:
-            return StoreBusyError(text)
+            by, self.blocked_by = self.blocked_by or "another session (pg_locks)", ""
+            return StoreBusyError(f"waits for a lock of {by}: {text}")
         is_full = state == _FULL or (state in _UNNAMED and error.diag.source_function in _GROWING)
         return StoreFullError(text) if is_full else StoreError(text)
+
+
+def _log_notice(notice: errors.Diagnostic) -> None:
+    """Of warnings, what the server says without values of rows."""
+    _log.warning("database_warns", reason=notice.message_primary, code=notice.sqlstate)
 
 
 def _check_writable(connection: "psycopg.Connection[tuple[Any, ...]]", target: Target) -> None:
@@ -693,7 +718,10 @@ class PostgresqlSnapshot:
 
     def has(self, table: str, column: str) -> bool:
         """Whether an older version, which has made the store, had the column."""
-        sql = "SELECT 1 AS there FROM information_schema.columns WHERE table_name = :table AND column_name = :column"
+        sql = (
+            "SELECT 1 AS there FROM information_schema.columns WHERE table_schema = 'public' AND table_name = :table"
+            " AND column_name = :column"
+        )
         return self.rows.execute(sql, {"table": table, "column": column}).one() is not None
 
 
@@ -719,6 +747,8 @@ class PostgresqlEngine:
         self.damage = Damage()  # stays empty: the server's own tools look for it
         self.columns = _Columns()
         self.contact = Contact(patience_seconds)
+        #: How long a statement waits for a lock of somebody else.
+        self.lock_seconds = max(patience_seconds, _LEAST_LOCK_SECONDS)
         self.history = ServerHistory()
         self._upgrades = upgrades
         self._progress = progress
@@ -741,17 +771,15 @@ class PostgresqlEngine:
 
     def are_busy(self, connections: Sequence[PostgresqlConnection]) -> set[str]:
         """The names of those for which the server works now. One whose commit waits for a synchronous standby is noted
-        instead. Raises StoreError."""
+        instead, and of one that waits for a lock, who has it. Raises StoreError."""
         with explained(self.target), self.target.connect() as connection:
-            rows = connection.execute(
-                f"SELECT {_NAME}, coalesce(wait_event = 'SyncRep', FALSE) FROM pg_stat_activity"  # noqa: S608
-                f" WHERE usename = current_user AND state = 'active' AND {_NAME} = ANY(%s)",
-                [[one.name for one in connections]],
-            ).fetchall()
-        waiting = {name for name, is_unreplicated in rows if is_unreplicated}
+            rows = connection.execute(_WORKING, [[one.name for one in connections]]).fetchall()
+        waiting = {name for name, is_unreplicated, *_ in rows if is_unreplicated}
+        blocked = {name: session_text(*by) for name, _, *by in rows if by[0] is not None}
         for one in connections:
             one.is_unreplicated = one.name in waiting
-        return {name for name, _ in rows} - waiting
+            one.blocked_by = blocked.get(one.name, "")
+        return {name for name, *_ in rows} - waiting
 
     def stands_still(self, connections: Sequence[PostgresqlConnection]) -> None:
         """The server was asked for these, and has not answered that either."""
@@ -807,7 +835,7 @@ class PostgresqlEngine:
             StoreError: the server or the database cannot be used, a newer version of Trunkline has made the store, or
                 an older one and this engine does not upgrade.
         """
-        with self.target.connect() as connection:
+        with self.target.connect(lock_seconds=_STEP_LOCK_SECONDS) as connection:
             check_database(connection, self.target)
             migrate(connection, self.target, upgrades=self._upgrades, progress=self._progress)
 

@@ -64,7 +64,9 @@ class Partitions:
             "SELECT name FROM message_partitions() WHERE behind = :behind", {"behind": part.stop}
         ).one()
         if row is not None:
+            before = self._connection.execute("SELECT current_setting('lock_timeout') AS value").one()
+            assert before is not None  # noqa: S101 - a query of constants
             self._connection.command(
                 f"SET LOCAL lock_timeout = '{_PATIENCE}'; DROP TABLE IF EXISTS {row['name']};"
-                " SET LOCAL lock_timeout = 0"
+                f" SET LOCAL lock_timeout = '{before['value']}'"
             )

@@ -4,8 +4,10 @@ The baseline and each step are one transaction, with the name of the step in it:
 """
 
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import partial
 from importlib.resources import files
 from typing import Final
 
@@ -15,10 +17,11 @@ from psycopg import errors
 
 from config.shown_command import shown_command
 from storage import migrations
+from storage.engines.postgresql_rights import check_rights, contents
 from storage.engines.postgresql_sql import step_translated
-from storage.engines.postgresql_target import Connection, Target, explained
+from storage.engines.postgresql_target import Connection, Target, explained, session_text
 from storage.migrations import VERSION
-from storage.sql import StoreAwayError, StoreError
+from storage.sql import StoreAwayError, StoreBusyError, StoreError
 
 #: Told what is being done, at least every few seconds.
 Progress = Callable[[str], None]
@@ -33,6 +36,20 @@ _MIGRATION_LOCK: Final = 0x7472756E6B00
 WORKS_LOCK: Final = 0x7472756E6B01
 #: Rows of the log hold it from their positions to their commit.
 LOG_LOCK: Final = 0x7472756E6B02
+#: The session that has the lock of migrations: process, role, name of its connection.
+_TURN_OF: Final = f"""
+SELECT a.pid, a.usename, a.application_name FROM pg_locks AS l JOIN pg_stat_activity AS a ON a.pid = l.pid
+WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 AND a.datname = current_database()
+  AND l.classid = {_MIGRATION_LOCK >> 32} AND l.objid = {_MIGRATION_LOCK & 0xFFFFFFFF}
+"""  # noqa: S608 - constants
+#: The same of sessions with a lock on a table of the store.
+_LOCKING: Final = """
+SELECT DISTINCT a.pid, a.usename, a.application_name FROM pg_locks AS l JOIN pg_stat_activity AS a ON a.pid = l.pid
+JOIN pg_class AS c ON c.oid = l.relation AND c.relnamespace = 'public'::regnamespace
+WHERE l.granted AND a.datname = current_database() AND a.pid <> pg_backend_pid() ORDER BY a.pid LIMIT 3
+"""
+_LOOK_SECONDS: Final = 0.1
+_TELL_SECONDS: Final = 5.0
 #: The positions that are left out when another server has taken over: clients may have seen more than it has.
 _JUMP: Final = 1_000_000
 #: The name in `batch` of the server's history, whose number is that of the row.
@@ -48,11 +65,13 @@ def check_database(connection: Connection, target: Target) -> None:
         version = connection.info.server_version
         if version < _LEAST_VERSION:
             raise StoreError(f"{target}: the server is PostgreSQL {version // 10_000}: 15 or newer is needed")
-        encoding, collation, is_copy, creates = _one(
+        encoding, collation, is_copy, has_schema, uses, creates = _one(
             connection,
             "SELECT pg_encoding_to_char(encoding),"
             " CASE datlocprovider WHEN 'c' THEN datcollate WHEN 'b' THEN 'C' ELSE 'ICU' END, pg_is_in_recovery(),"
-            " has_schema_privilege('public', 'CREATE') FROM pg_database WHERE datname = current_database()",
+            " to_regnamespace('public') IS NOT NULL, has_schema_privilege(to_regnamespace('public')::oid, 'USAGE'),"
+            " has_schema_privilege(to_regnamespace('public')::oid, 'CREATE')"
+            " FROM pg_database WHERE datname = current_database()",
         )
         if encoding != "UTF8":
             raise StoreError(f"{target}: its encoding is {encoding}, not UTF8: {_made_anew(target)}")
@@ -60,9 +79,13 @@ def check_database(connection: Connection, target: Target) -> None:
             raise StoreError(f"{target}: its texts are in the order of {collation}, not C: {_made_anew(target)}")
         if is_copy:
             raise StoreAwayError(f"{target}: {IS_COPY}")
-        if not creates and not applied(connection):
+        if not has_schema:
+            raise StoreError(f"{target}: there is no schema public in this database: CREATE SCHEMA public")
+        check_rights(connection, target)
+        if not (uses and creates):  # partitions are made as long as a daemon runs
             raise StoreError(
-                f"{target}: the role may make no tables: let it own the database: {target.how_to_create()}"
+                f"{target}: the role may make no tables: let it own the database: {target.how_to_create()} (or GRANT"
+                f" USAGE, CREATE ON SCHEMA public TO {target.names()[0]})"
             )
         if _is_pooled(connection, target):
             raise StoreError(
@@ -118,27 +141,49 @@ def check_steps(steps: Sequence[str], connection: Connection, target: Target) ->
 
 
 def check_alone(steps: Sequence[str], connection: Connection, target: Target) -> None:
-    """Raises StoreError: something else is in the database."""
-    if not steps and (
-        found := _one(
-            connection,
-            "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind = 'r' LIMIT 1",
-        )
-    ):
+    """Raises StoreError: something else is in the schema of the store, which is not there yet."""
+    if not steps and (found := contents(connection)):
+        kind, name = found
         raise StoreError(
-            f"{target}: something else is in this database (the table {found[0]}), and no store: {_made_anew(target)}"
+            f"{target}: something else is in this database (the {kind} {name}), and no store: {_made_anew(target)}"
         )
 
 
 def migrate(connection: Connection, target: Target, *, upgrades: bool, progress: Progress | None) -> None:
     """Apply the steps that the store lacks. Raises StoreError."""
     with explained(target):
-        connection.execute("SELECT pg_advisory_lock(%s)", [_MIGRATION_LOCK])
+        _take_turn(connection, target, progress)
         try:
             _migrate(connection, target, upgrades=upgrades, progress=progress)
         finally:
             if not connection.broken:
                 connection.execute("SELECT pg_advisory_unlock(%s)", [_MIGRATION_LOCK])
+
+
+def _take_turn(connection: Connection, target: Target, progress: Progress | None) -> None:
+    """Wait until no other daemon changes the schema. Raises StoreBusyError: somebody else has the lock for it."""
+    told_at = 0.0
+    while _one(connection, f"SELECT pg_try_advisory_lock({_MIGRATION_LOCK})") != (True,):
+        holder = _one(connection, _TURN_OF)
+        if holder and not str(holder[2]).startswith("trunkline"):
+            raise StoreBusyError(f"{target}: {session_text(*holder)} holds the advisory lock {_MIGRATION_LOCK}: end it")
+        if progress is not None and time.monotonic() - told_at > _TELL_SECONDS:
+            progress("another process does so")
+            told_at = time.monotonic()
+        time.sleep(_LOOK_SECONDS)
+
+
+def _when_unlocked(connection: Connection, work: Callable[[], None], tell: Callable[[str], None]) -> None:
+    """Do a work in a transaction, again and again while other sessions hold locks that it waits for."""
+    while True:
+        try:
+            with connection.transaction():
+                work()
+        except errors.LockNotAvailable:
+            holders = [session_text(*one) for one in connection.execute(_LOCKING).fetchall()]
+            tell(f"waits for a lock of {', '.join(holders) or 'another session'}")
+        else:
+            return
 
 
 def _migrate(connection: Connection, target: Target, *, upgrades: bool, progress: Progress | None) -> None:
@@ -160,11 +205,9 @@ def _migrate(connection: Connection, target: Target, *, upgrades: bool, progress
             )
         _log.info("migrating", store=str(target), steps=pending)
     for number, name in enumerate(pending, 1):
-        if steps and progress is not None:
-            progress(f"step {number} of {len(pending)}, {name}")
-        with connection.transaction():
-            _apply(connection, name)
-            _note(connection, name)
+        tell = partial(_tell_of_step, progress if steps else None, f"step {number} of {len(pending)}, {name}")
+        tell("")
+        _when_unlocked(connection, partial(_apply, connection, name), tell)
     _look_at_head(connection)
     if pending or not steps:
         connection.execute(
@@ -244,6 +287,14 @@ def _apply(connection: Connection, name: str) -> None:
     words, is_twin = migrations.statements(name, "postgresql")
     for statement in words:
         _execute(connection, statement if is_twin else step_translated(statement))
+    _note(connection, name)
+
+
+def _tell_of_step(progress: Progress | None, step: str, problem: str) -> None:
+    if problem:
+        _log.warning("migration_waits", step=step, reason=problem)
+    if progress is not None:
+        progress(f"{step}{problem and f': {problem}'}")
 
 
 def _execute(connection: Connection, text: str) -> None:

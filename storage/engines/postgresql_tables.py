@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from storage.engines.postgresql_rights import ours
 from storage.engines.postgresql_sql import quoted
 from storage.tables import OWN, TableShape
 
@@ -48,9 +49,9 @@ class PostgresqlTables:
         parents: dict[str, set[str]] = {}
         for table, parent in self.rows(_PARENTS, {}):
             parents.setdefault(table, set()).add(parent)
-        found = {}
+        found, known = {}, ours()["relations"]
         for table, columns in self.rows(_COLUMNS, {}):
-            if table not in OWN:
+            if table in known and table not in OWN:  # others are an extension's, or another application's
                 key = keys.get(table, ())
                 found[table] = TableShape(table, tuple(columns), key, key, frozenset(parents.get(table, ())))
         return found

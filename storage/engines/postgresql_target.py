@@ -1,6 +1,7 @@
 """The database in PostgreSQL that holds the store: how to reach it, and what operators are told when they cannot."""
 
 import os
+import pwd
 import re
 import socket
 import threading
@@ -15,7 +16,7 @@ from psycopg import conninfo
 
 from storage.engines.postgresql_names import resolved
 from storage.engines.postgresql_refusals import refusal_codes
-from storage.sql import StoreAwayError, StoreError, StoreUnreachableError
+from storage.sql import StoreAwayError, StoreBusyError, StoreError, StoreUnreachableError
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -31,14 +32,50 @@ _DEFAULTS: Final = {
 _HELP: Final = (
     (re.compile(r"password authentication failed|no password supplied"), "is the password right?"),
     (re.compile(r"database .* does not exist"), "make it: {create}"),
-    (re.compile(r"role .* does not exist"), "make the role, and a database of its own: {create}"),
+    (
+        re.compile(r"role .* does not exist"),
+        "make the role, and a database of its own: createuser --pwprompt {user}, then {create}",
+    ),
     (re.compile(r"no pg_hba\.conf entry|authentication failed"), "the server's pg_hba.conf does not let it in"),
     (re.compile(r"too many clients|remaining connection slots"), "raise max_connections of the server"),
+    (re.compile(r"too many connections for role"), "raise its limit: ALTER ROLE {user} CONNECTION LIMIT -1"),
+    (
+        re.compile(r"too many connections for database"),
+        "raise its limit: ALTER DATABASE {database} CONNECTION LIMIT -1",
+    ),
+    (re.compile(r"permission denied for database"), "GRANT CONNECT ON DATABASE {database} TO {user}"),
+    (re.compile(r"is not permitted to log in"), "ALTER ROLE {user} LOGIN"),
+    (
+        re.compile(r"is not currently accepting connections"),
+        "ALTER DATABASE {database} ALLOW_CONNECTIONS true",
+    ),
     (re.compile(r"invalid response|expected authentication request"), "something else than PostgreSQL has this port"),
     (re.compile(r"failed to resolve|could not translate"), "is the name of the server right?"),
     (re.compile(r"session is read-only|hot standby mode"), "the server is the copy of another one: promote it"),
     (re.compile(r"Connection refused|No such file|timeout|unreachable"), "is the server running?"),
 )
+#: Settings of a session, whatever the role, the database or the server say: each changes what statements mean, how
+#: long they may take, or what they answer. Its names are found in `public`, and before that among the server's own.
+_SESSION: Final = {
+    "quote_all_identifiers": "off",
+    "search_path": "public, pg_temp",
+    "default_transaction_isolation": "'read committed'",
+    "default_transaction_deferrable": "off",
+    "statement_timeout": "0",
+    "idle_session_timeout": "0",
+    "row_security": "off",  # an error instead of rows that are not seen
+    "standard_conforming_strings": "on",
+    "transform_null_equals": "off",
+    "array_nulls": "on",
+    "extra_float_digits": "1",
+    "bytea_output": "hex",
+    "datestyle": "iso, mdy",
+    "intervalstyle": "postgres",
+    "timezone": "'UTC'",
+    "client_min_messages": "warning",
+}
+_FIRST_WITH_TRANSACTION_TIMEOUT: Final = 170_000
+_LOCKED: Final = "another session holds a lock that this one waits for (pg_locks)"
 #: Codes of a server that stops, starts, has become the copy of another one, or cuts a session off.
 LOST: Final = ("08", "57P", "25006", "25P03")
 #: Two spaces are behind the server's word for how bad an error is, in every language, and in no text of the library.
@@ -75,6 +112,11 @@ def said(error: psycopg.Error) -> str:
     return f"{' '.join(' '.join(filter(None, (text, detail and f'({detail})'))).split())} (SQLSTATE {code})"
 
 
+def session_text(process: object, role: object, name: object) -> str:
+    """A session of the server, as operators find it in pg_stat_activity."""
+    return f"process {process} of role {role}{f' ({name})' if name else ''}"
+
+
 def is_away(error: psycopg.Error) -> bool:
     """Whether the server may work later, without anybody's correction. The library has no code for a connection that
     could not be made, or broke: it has the text only."""
@@ -95,15 +137,21 @@ class Target(msgspec.Struct, frozen=True):
     synchronous: bool = True
 
     def connect(
-        self, *, read_only: bool = False, name: str = "trunkline", seconds: float = CONNECT_SECONDS
+        self,
+        *,
+        read_only: bool = False,
+        name: str = "trunkline",
+        seconds: float = CONNECT_SECONDS,
+        lock_seconds: float = CONNECT_SECONDS,
     ) -> Connection:
-        """A connection in autocommit mode.
+        """A connection in autocommit mode, with settings of its own. It acts as the role that signs in.
 
         Args:
             read_only: whether it refuses to write.
             name: as the server shows it.
             seconds: how long each server of the address has to take the connection, unless the address says it, and
                 then to answer. The library takes no less than two. The look-up of their names has as long.
+            lock_seconds: how long a statement waits for a lock.
 
         Raises:
             StoreAwayError: the server does not answer.
@@ -122,14 +170,7 @@ class Target(msgspec.Struct, frozen=True):
         try:
             # Not as options of the connection, which poolers refuse.
             with self.answered_within(seconds, connection):
-                connection.execute(
-                    f"SET synchronous_commit = {'on' if self.synchronous else 'off'};"
-                    f" SET default_transaction_read_only = {'on' if read_only else 'off'};"
-                    f" SET idle_in_transaction_session_timeout = {0 if read_only else 10_000};"
-                    " SET client_min_messages = warning; SET search_path = public;"
-                    " SELECT set_config('lc_messages', 'C', FALSE)"
-                    " WHERE has_parameter_privilege('lc_messages', 'SET')"
-                )
+                connection.execute(self._settings(connection, read_only, lock_seconds).encode())
         except psycopg.Error as error:
             connection.close()
             raise self._unreachable(error) from error
@@ -137,6 +178,22 @@ class Target(msgspec.Struct, frozen=True):
             connection.close()
             raise
         return connection
+
+    def _settings(self, connection: Connection, read_only: bool, lock_seconds: float) -> str:
+        settings = {
+            **_SESSION,
+            "synchronous_commit": "on" if self.synchronous else "off",
+            "default_transaction_read_only": "on" if read_only else "off",
+            "idle_in_transaction_session_timeout": "0" if read_only else "10000",
+            "lock_timeout": str(round(lock_seconds * 1000)),
+        }
+        if connection.info.server_version >= _FIRST_WITH_TRANSACTION_TIMEOUT:
+            settings["transaction_timeout"] = "0"
+        return (
+            "SET ROLE NONE; "
+            + "".join(f"SET {name} = {value}; " for name, value in settings.items())
+            + "SELECT set_config('lc_messages', 'C', FALSE) WHERE has_parameter_privilege('lc_messages', 'SET')"
+        )
 
     @contextmanager
     def answered_within(self, seconds: float, connection: Connection) -> Iterator[None]:
@@ -188,8 +245,9 @@ class Target(msgspec.Struct, frozen=True):
             given = resolved(given, hosts, seconds)
         except OSError as error:
             raise StoreAwayError(self._with_help(str(error))) from error
-        own = {**_DEFAULTS, "connect_timeout": str(max(int(seconds), 2)), "application_name": name}
-        return conninfo.make_conninfo(**{**own, **given, "client_encoding": "UTF8"})
+        own = {**_DEFAULTS, "connect_timeout": str(max(int(seconds), 2))}
+        # Sessions are known by their names: a commit in doubt is looked for when its former session has ended.
+        return conninfo.make_conninfo(**{**own, **given, "client_encoding": "UTF8", "application_name": name})
 
     def _parsed(self) -> dict[str, Any]:
         try:
@@ -205,12 +263,18 @@ class Target(msgspec.Struct, frozen=True):
 
     def _with_help(self, text: str) -> str:
         help_ = next((found for pattern, found in _HELP if pattern.search(text)), "")
-        return f"{self}: {text}{f' ({help_.format(create=self.how_to_create())})' if help_ else ''}"
+        user, database = self.names()
+        help_ = help_.format(create=self.how_to_create(), user=user, database=database)
+        return f"{self}: {text}{f' ({help_})' if help_ else ''}"
+
+    def names(self) -> tuple[str, str]:
+        """Of the role and the database, as libpq finds them, for commands that somebody is to give."""
+        given = self._parsed()
+        user = str(given.get("user") or os.environ.get("PGUSER") or _user_of_system())
+        return user, str(given.get("dbname") or os.environ.get("PGDATABASE") or user)
 
     def how_to_create(self) -> str:
-        given = self._parsed()
-        user = given.get("user") or "trunkline"
-        database = given.get("dbname") or user
+        user, database = self.names()
         return f"createdb --template template0 --encoding UTF8 --locale C --owner {user} {database}"
 
     def without_secret(self, text: str) -> str:
@@ -236,6 +300,13 @@ def _is_later(info: str) -> bool:
     return any(code.startswith(_REFUSED_LATER) for code in refusal_codes(conninfo.conninfo_to_dict(info)))
 
 
+def _user_of_system() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return "trunkline"
+
+
 def _spellings(character: str) -> str:
     """A pattern for a character in an address: as it is, or as the hexadecimal digits of its bytes."""
     return f"(?:{re.escape(character)}|(?i:{''.join(f'%{byte:02x}' for byte in character.encode())}))"
@@ -254,6 +325,8 @@ def explained(target: Target) -> Iterator[None]:
             f"{target}: the role lacks rights ({target.without_secret(said(error))}): let it own the database, and"
             f" nobody else's tables be in it: {target.how_to_create()}"
         ) from None
+    except psycopg.errors.LockNotAvailable:
+        raise StoreBusyError(f"{target}: {_LOCKED}") from None
     except psycopg.Error as error:
         kind = StoreAwayError if is_away(error) else StoreError
         raise kind(f"{target}: {target.without_secret(said(error))}") from None

@@ -44,7 +44,7 @@ _PAGES_OF_TREE = (
 )
 #: Reads all pages. Of an empty store it takes half a millisecond, where a statement for each of 316 trees takes 18.
 _PAGES_OF_TREES = "SELECT name, pgsize AS bytes, pageno AS pages, ncell AS cells FROM dbstat WHERE aggregate = TRUE"
-#: What `_escaped` made, as it was.
+#: The text that `_escaped` took.
 _UNESCAPED = "replace(replace({}, char(26, 48), char(0)), char(26, 49), char(26))"
 _NO_STORE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 _UNREADABLE = {sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_IOERR_SHORT_READ}

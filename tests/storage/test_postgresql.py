@@ -688,7 +688,7 @@ def test_what_keeps_a_database_from_being_used_is_said(name: str) -> None:
     try:
         url = server().url(server().new_database(template="template0")).replace("postgres@", "guest@")
         assert "the role may make no tables" in refusal(url)
-        assert "the role lacks rights" in refusal(server().url(name).replace("postgres@", "guest@"))
+        assert "has not its rights" in refusal(server().url(name).replace("postgres@", "guest@"))
     finally:
         administration.execute("DROP ROLE guest")
 

@@ -183,7 +183,7 @@ def test_the_doctor(settings: Settings, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("protocols.doctor.database._LONG_SECONDS", -1)
     engine = engine_of(settings)
     assert isinstance(engine, PostgresqlEngine)
-    (found,) = look_at_store(Patient(settings, None, "", ""))
+    (found, *_) = look_at_store(Patient(settings, None, "", ""))
     assert not found.ok
     assert "a transaction has been open" in found.text
 

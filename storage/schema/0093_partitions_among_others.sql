@@ -1,0 +1,1 @@
+-- PostgreSQL alone has its messages in partitions: 0093_partitions_among_others.postgresql.sql.
