@@ -156,11 +156,15 @@ class _Salvage:
         sql = f"{listed} >= ? ORDER BY {order}"
         at: int | None = 0
         while at is not None:
+            # The last rows of the number: one of them ends the way back. All would be millions, of years of a device.
             given: set[_Row] = set()
+            before: set[_Row] = set()
             number = at
             for row in self._until_damage(sql, next_one, (at,), places):
                 if row[places[0]] != number:
-                    number, given = row[places[0]], set()
+                    number, given, before = row[places[0]], set(), set()
+                if len(given) >= _ROWS_AT_ONCE:
+                    given, before = set(), given
                 given.add(row)
                 yield row
             if not self._met_damage:
@@ -169,7 +173,7 @@ class _Salvage:
             for one in range(number, min(LAST if at is None else at, number + _ROWS_AT_ONCE)):
                 backwards = f"{listed} = ? ORDER BY {reverse}"
                 for row in self._until_damage(backwards, one_before, (one,), places):
-                    if row in given or row[places[0]] != one:
+                    if row in given or row in before or row[places[0]] != one:
                         break
                     yield row
 

@@ -9,10 +9,12 @@ before each operation, for the ratio.
 
 import argparse
 import shutil
+import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -205,6 +207,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], help="words of the operations to measure")
     parser.add_argument("--keep", action="store_true", help="use the store in the folder, and leave it there")
     options = parser.parse_args()
+    # `timeout` and others end it like this: the daemon must not go on without it, and the folder must not stay.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     if options.keep and options.folder is None:
         parser.error("--keep needs --folder")
     folder = options.folder if options.keep else Path(tempfile.mkdtemp(dir=options.folder))
@@ -219,7 +223,13 @@ def main() -> None:
         for row in Sizes(daemon, folder, options.only).rows():
             print(row, flush=True)
     except BaseException:  # whatever it is: its log tells why; raised again
-        shutil.copy(folder / "log.txt", Path(tempfile.gettempdir()) / "sizes-log.txt")
+        log = Path(tempfile.gettempdir()) / "sizes-log.txt"
+        with suppress(OSError):
+            shutil.copy(folder / "log.txt", log)
+        if daemon is not None and daemon.process is not None:
+            status = daemon.process.poll()
+            how = "runs" if status is None else f"has ended with status {status}"
+            print(f"the daemon {how}; its log is in {log}", file=sys.stderr)
         raise
     finally:
         if daemon is not None:

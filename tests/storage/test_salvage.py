@@ -1,6 +1,7 @@
 """Salvage copies every row that can be read, says what is lost, and leaves the damaged store as it is."""
 
 import sqlite3
+import tracemalloc
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -60,6 +61,27 @@ def test_a_whole_store_is_copied_whole(path: Path, tmp_path: Path) -> None:
     assert rows(new, schema) == rows(path, schema)
     assert rows(new, "PRAGMA integrity_check") == [("ok",)]
     SqliteEngine(new).migrate()
+
+
+def test_the_rows_of_a_device_are_not_held_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("storage.engines.salvage._ROWS_AT_ONCE", 100)
+    most = []
+    for number in (2_000, 10_000):
+        path = tmp_path / f"{number}.sqlite"
+        make_store(path)
+        with closing(sqlite3.connect(path)) as db, db:
+            db.executemany(
+                "INSERT INTO rollup (device, field, level, bucket, count, numbers) VALUES (1, 1, 'minute', ?, 1, 1)",
+                [(bucket,) for bucket in range(number)],
+            )
+        tracemalloc.start()
+        try:
+            found = by_name(salvage(path, tmp_path / f"{number}.salvaged"))
+            most.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+        assert found["rollup"].copied == number
+    assert most[1] < 1.5 * most[0]
 
 
 def test_rows_on_all_other_pages_are_copied_and_the_gaps_are_named(path: Path, tmp_path: Path) -> None:
