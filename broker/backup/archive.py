@@ -140,12 +140,19 @@ def unpack(path: Path, folder: Path, *, progress: Progress) -> BackupManifest:
 @contextmanager
 def _reading(path: Path) -> Iterator[tarfile.TarFile]:
     try:
-        with tarfile.open(path, "r|*") as tar:
+        with _opened(path) as tar:
             yield tar
     except tarfile.ReadError as error:
         raise BackupError(f"{path}: damaged, incomplete or not a backup: {error}") from error
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ValueError) as error:
         raise BackupError(f"{path}: damaged or incomplete: {error}") from error
+
+
+def _opened(path: Path) -> tarfile.TarFile:
+    try:
+        return tarfile.open(path, "r|*")
+    except TypeError as error:  # the head of gzip ends too early, and tarfile takes no notice
+        raise tarfile.ReadError("its head is incomplete") from error
 
 
 def _first(tar: tarfile.TarFile, path: Path, digests: dict[str, str] | None = None) -> BackupManifest:

@@ -275,6 +275,16 @@ def test_a_file_that_ends_early_is_refused_wherever_it_ends(settings: Settings, 
     restore_backup(elsewhere(tmp_path), file)
 
 
+def test_a_file_that_ends_in_the_head_of_gzip_is_refused(tmp_path: Path) -> None:
+    """With a further field, a name, a comment and a checksum of the head (RFC 1952, 2.3)."""
+    head = b"\x1f\x8b\x08\x1e" + bytes(6) + b"\x04\x00more" + b"name\x00comment\x00" + b"\x12\x34"
+    file = tmp_path / "backup.tar.gz"
+    for length in range(len(head) + 1):
+        file.write_bytes(head[:length])
+        with pytest.raises(BackupError, match="damaged, incomplete or not a backup"):
+            read_manifest(file)
+
+
 @pytest.mark.parametrize(
     ("member", "content", "said"),
     [
