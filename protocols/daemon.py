@@ -207,7 +207,7 @@ async def _run(
                 return
             settings = reloading.settings
         leases = Leases() if serving is None else serving.leases
-        database = Database(engine, asked_by=on_whose_account, ballast=ballast)
+        database = Database(engine, asked_by=on_whose_account, ballast=ballast, tell=systemd.tell_of_upgrade)
         traces = None
         if settings.tracing.endpoint:
             traces = MessageTraces(otlp_provider(settings.tracing), settings.tracing.per_minute)

@@ -98,6 +98,8 @@ _QUICK_READERS = 2
 _PATIENCE_SECONDS = 0.05
 #: A start that indexes at least this many rows is logged.
 _MANY_POSITIONS = 200_000
+#: And how far it is, so often.
+_TELL_SECONDS = 5.0
 #: If this many rows wait at the end of a commit, the next one begins before the senders are answered.
 _AHEAD_ROWS = 100
 _log = structlog.get_logger(__name__)
@@ -270,6 +272,7 @@ class Database:
         readers: int = _READERS,
         asked_by: Callable[[], Hashable] = lambda: None,
         ballast: Ballast | None = None,
+        tell: Callable[[str], None] = lambda _text: None,
     ) -> None:
         """
         Args:
@@ -278,12 +281,13 @@ class Database:
             readers: number of reads that run at once, and one more of `look_up`. One user gets at most half of them.
             asked_by: whom the task that reads works for, such as a user; None is the daemon itself.
             ballast: room on the disk that is kept for what deletes.
+            tell: told what `open` is at, every few seconds.
         """
         self._engine = engine
         self._write_thread = worker("writer")
         self._reader_count = readers
         self._asked_by = asked_by
-        self._ballast = ballast
+        self._ballast, self._tell = ballast, tell
         self._has_ballast = True
         self._reads = FairPlaces(
             readers, of_one=max(readers // 2, 1), at_first=_QUICK_READERS, patience=_PATIENCE_SECONDS
@@ -335,7 +339,7 @@ class Database:
             check_finished(self._writer.connection, str(self._engine))
             if self._ballast is not None:
                 self._has_ballast = self._ballast.take()
-            _index_all(self._writer)
+            _index_all(self._writer, self._tell)
             for _ in range(self._reader_count + 1):
                 self._readers.append(Transaction(self._engine.open(read_only=True)))
         except BaseException:  # whatever it is: no connection must stay open; raised again
@@ -688,8 +692,9 @@ class Database:
         )
 
 
-def _index_all(writer: Transaction) -> None:
-    """Make the index entries that are missing at a start: those of the last moments, or after a new schema all."""
+def _index_all(writer: Transaction, tell: Callable[[str], None]) -> None:
+    """Make the index entries that are missing at a start: those of the last moments, or after a new schema all. A start
+    that is killed meanwhile leaves those that it has made."""
     connection, log = writer.connection, writer.messages
     connection.begin(write=True)
     try:
@@ -705,11 +710,15 @@ def _index_all(writer: Transaction) -> None:
     head = log.head()
     if (positions := head - log.counter("indexed")) >= _MANY_POSITIONS:  # which takes a while
         _log.info("making_the_index", positions=positions)
+    told = time.monotonic()
     try:
         while (missing := log.missing(head)) is not None:
             connection.begin(write=True)
             log.add_missing(missing)
             connection.commit()
+            if (now := time.monotonic()) - told >= _TELL_SECONDS:
+                told = now
+                tell(f"making the index of the log: {100 - 100 * (head - missing.upto) // max(positions, 1)} %")
     except StoreError:  # searches scan the rows without an entry
         with suppress(StoreError):
             connection.rollback()

@@ -781,10 +781,13 @@ async def test_a_start_makes_the_index_entries_that_are_missing(
             append(journal)
         await journal.wait_committed()
         assert await database.read(counter("indexed")) == 0
+    monkeypatch.setattr(database_module, "_TELL_SECONDS", 0.0)
+    told: list[str] = []
     with capture_logs() as logs:
-        async with running(Database(engine)) as database:
+        async with running(Database(engine, tell=told.append)) as database:
             assert await database.read(counter("indexed")) == 3
     assert [(line["event"], line["positions"]) for line in logs] == [("making_the_index", 3)]
+    assert told == ["making the index of the log: 67 %", "making the index of the log: 100 %"]
 
 
 async def test_a_store_whose_entries_cannot_be_made_is_opened(

@@ -92,7 +92,9 @@ def _serving(tree: Path, config: Path) -> Iterator[str]:
 
 def main() -> None:
     os.chdir(Path(__file__).parents[2])
-    for commit in sys.argv[1:]:
+    for named in sys.argv[1:]:
+        command = ["git", "rev-parse", "--verify", f"{named}^{{commit}}"]
+        commit = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
         with TemporaryDirectory() as folder:
             record(commit, Path(folder))
 
