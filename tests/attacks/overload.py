@@ -1,11 +1,12 @@
 """Eve's ten devices send ten times what they can send one by one, on each protocol, while two others go on.
 
-    python -m tests.attacks.overload [--seconds 60] [protocol …]
+    python -m tests.attacks.overload [--seconds 60] [--times 10] [--sync-ms 20] [protocol …]
 
 First each of Eve's ten has one message under way at a time: that rate, of all together, is sustainable. Then they send
 ten times that rate without waiting for answers: on a stream as far as the operating system takes it, over HTTP on 20
 connections each. Over LWM2M half of the messages are Sends and half notifications. A device of Ada and an eleventh one
-of Eve send one message after the other on the same protocol, and each waits for its answer.
+of Eve send one message after the other on the same protocol, and each waits for its answer. On a slow disk
+(`--sync-ms`) what they can send one by one is little: `--times 500` has them send more than the daemon takes.
 """
 
 import argparse
@@ -37,6 +38,7 @@ from tests.attacks.websocket import hello
 from tests.benchmarks.coap_load import Plain, handshakes
 from tests.daemon import ADA_EMAIL, USER_TOKEN, Daemon, bearer, command_output, device_id, device_token
 from tests.faults import clients
+from tests.faults.shim import Shim
 from tests.protocols.coap.dtls.client import make_certificate
 from tests.protocols.mqtt.peers import connect, publish
 
@@ -424,7 +426,7 @@ class Overload:
         )
 
 
-def overload(protocol: str, opened: World, seconds: float) -> Overload:
+def overload(protocol: str, opened: World, seconds: float, *, times: float = _TIMES) -> Overload:
     daemon = opened.daemon
     counted = _Counted(daemon, [device for device, _ in _eve(protocol)[:DEVICES]])
     with running(partial(_one_at_a_time, protocol, daemon), 1), counted.during() as steady:
@@ -432,9 +434,9 @@ def overload(protocol: str, opened: World, seconds: float) -> Overload:
     sustainable, tally = sum(steady), Tally()
     if protocol in _DATAGRAMS:
         port = daemon.port(_DATAGRAMS[protocol])
-        attack: Callable[[], None] = partial(_datagrams, protocol, port, _TIMES * sustainable, tally)
+        attack: Callable[[], None] = partial(_datagrams, protocol, port, times * sustainable, tally)
     else:
-        attack = partial(_flood, protocol, daemon, _TIMES * sustainable, tally)
+        attack = partial(_flood, protocol, daemon, times * sustainable, tally)
     alone = _both(protocol, daemon, min(seconds, _ALONE_SECONDS))
     memory = Memory(daemon)
     with memory.watched():
@@ -472,14 +474,21 @@ class _Counted:
 
 
 @contextmanager
-def opened_world(folder: Path) -> Iterator[World]:
+def opened_world(folder: Path, *, sync_ms: int = 0) -> Iterator[World]:
+    """`sync_ms`: how late each sync of the store is."""
     certificate, key = make_certificate(folder, "ecdsa")
     settings = (
         '[coap]\nbind = "127.0.0.1:0"\ndtls_bind = "127.0.0.1:0"\n'
         f'[tls]\ncertificate = "{certificate}"\nkey = "{key}"\n'
     )
-    with world(folder, messages=1, settings=settings) as found:
+    with ExitStack() as held:
+        if sync_ms:
+            shim = Shim(folder, folder / "state")
+            held.enter_context(shim.loaded())
+        found = held.enter_context(world(folder, messages=1, settings=settings))
         _add_sensors(found.daemon)
+        if sync_ms:
+            shim.arm("s", delay=sync_ms)
         yield found
 
 
@@ -503,11 +512,13 @@ def _add_sensors(daemon: Daemon) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--times", type=float, default=_TIMES, help="of the sustainable rate")
+    parser.add_argument("--sync-ms", type=int, default=0, help="how late each sync of the store is (SQLite)")
     parser.add_argument("protocols", nargs="*", default=PROTOCOLS)
     options = parser.parse_args()
     for protocol in options.protocols:
-        with tempfile.TemporaryDirectory() as folder, opened_world(Path(folder)) as opened:
-            print(overload(protocol, opened, options.seconds).row(), flush=True)
+        with tempfile.TemporaryDirectory() as folder, opened_world(Path(folder), sync_ms=options.sync_ms) as opened:
+            print(overload(protocol, opened, options.seconds, times=options.times).row(), flush=True)
 
 
 if __name__ == "__main__":
