@@ -693,8 +693,8 @@ class Database:
 
 
 def _index_all(writer: Transaction, tell: Callable[[str], None]) -> None:
-    """Make the index entries that are missing at a start: those of the last moments, or after a new schema all. A start
-    that is killed meanwhile leaves those that it has made."""
+    """Make the index entries that are missing at a start: those of the last moments, or after a new schema all. After
+    a kill the next start goes on behind the ones that are made."""
     connection, log = writer.connection, writer.messages
     connection.begin(write=True)
     try:
