@@ -259,7 +259,8 @@ def settings_of(dictionaries: Mapping[str, list[Any]], examples: int, not_fuzzed
     words.append("[parameters]")
     words += [f'"{place}" = {{ dictionary = "{name}", probability = 0.8 }}' for place, name in _BOUND.items()]
     if not_fuzzed:
-        words.append(f"[[operations]]\ninclude-name = {json.dumps(not_fuzzed)}\nphases.fuzzing.enabled = false")
+        off = "phases.fuzzing.enabled = false\nphases.coverage.enabled = false"
+        words.append(f"[[operations]]\ninclude-name = {json.dumps(not_fuzzed)}\n{off}")
     return "\n".join(words)
 
 
