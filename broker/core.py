@@ -3,6 +3,7 @@
 import msgspec
 
 from broker.clock import Clock
+from broker.cluster.facts import FactLog
 from broker.cluster.leases import Leases
 from broker.cluster.news import News
 from broker.facts import Router
@@ -32,3 +33,5 @@ class Core(msgspec.Struct, frozen=True):
     refusals: Refusals
     trusted_time: TrustedTime
     files: Files
+    #: Hears of what other nodes write into the store; None: this daemon is the only one that writes.
+    peers: FactLog | None = None

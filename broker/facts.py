@@ -27,9 +27,10 @@ class Fact(msgspec.Struct, frozen=True):
 
 
 class MessagesStored(Fact, frozen=True):
-    """Data messages are durable, in log order."""
+    """Data messages are durable, in log order. `is_own` is False when another node has stored them."""
 
     rows: Sequence[MessageRow]
+    is_own: bool = True
 
 
 class ActionStored(Fact, frozen=True, kw_only=True):
@@ -62,10 +63,11 @@ class DeviceConnectedAgain(Fact, frozen=True):
 
 
 class DeviceWentOffline(Fact, frozen=True):
-    """The device's last persistent connection is gone."""
+    """The device's last persistent connection to this node is gone. `is_elsewhere`: it has a newer one to another."""
 
     device: DeviceKey
     at_ms: Milliseconds
+    is_elsewhere: bool = False
 
 
 class DeviceChanged(Fact, frozen=True):

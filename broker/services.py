@@ -10,6 +10,7 @@ import trio
 from broker.accounts.provider_port import Providers
 from broker.accounts.room import AccountsRoom, open_accounts
 from broker.clock import Clock
+from broker.cluster.facts import FactLog
 from broker.cluster.leases import LeaseName, Leases
 from broker.cluster.news import News
 from broker.connectors.port import ThirdParty
@@ -106,10 +107,12 @@ async def open_services(
     streams: Streams | None = None,
     tell_of_upgrade: Callable[[str], None] = lambda _text: None,
     leases: Leases | None = None,
+    peers: FactLog | None = None,
 ) -> AsyncIterator[Services]:
     """Open the store, build the capabilities and run their workers for as long as the block lasts.
 
-    `leases`: what this daemon is the one to do; None: everything, as the only one on its store.
+    `leases`: what this daemon is the one to do; None: everything, as the only one on its store. `peers`: what other
+    daemons on the store write; None: nobody else writes.
     `is_clock_synchronized` says whether the operating system keeps the clock right (broker/trusted_time.py).
     `tell_of_upgrade` is told how far the start is with files of an earlier version (broker/files.py).
 
@@ -119,6 +122,8 @@ async def open_services(
     Raises:
         StoreError: the store cannot be opened, or `vault` has another store's key.
     """
+    if peers is not None:
+        database.share(peers)
     await database.open()
     clock = clock or Clock()
     trusted_time = TrustedTime(database, clock, is_clock_synchronized)
@@ -137,14 +142,31 @@ async def open_services(
     site = Site(settings)
     router, leases = Router(), leases or Leases()
     news = News(database, router)
+    if peers is not None:
+        peers.open(database, news)
     core = Core(
-        settings, database, vault, clock, router, news, site, Life(), leases, audit, refusals, trusted_time, files
+        settings,
+        database,
+        vault,
+        clock,
+        router,
+        news,
+        site,
+        Life(),
+        leases,
+        audit,
+        refusals,
+        trusted_time,
+        files,
+        peers,
     )
     core.life.observe("store", database.statistics)
     core.life.worker("clock", trusted_time.watch_forever, save=trusted_time.save, statistics=trusted_time.statistics)
     # In this order: what is saved last at the end gets what the others have to say.
     core.life.worker("refusals", refusals.look_forever, save=refusals.flush, statistics=refusals.statistics)
     core.life.worker("files", files.work_forever, lease=leases.of(LeaseName.UPKEEP))
+    if peers is not None:
+        core.life.worker("other nodes", peers.follow_forever, statistics=peers.statistics)
     core.life.worker("audit log", audit.write_forever, save=audit.flush, statistics=audit.statistics)
     async with trio.open_nursery() as nursery:
         # Shielded: when this block is cancelled from outside, the writer still commits what the workers save.
@@ -190,7 +212,9 @@ async def _open_rooms(
     device_sessions = await open_device_sessions(core)
     topics = await open_topics(core, device_sessions)
     wills = await open_wills(core, devices, limits, messages, device_sessions, topics)
-    routing = await open_routing(core, devices, sender=messages.ingest.sender, quota=limits.charged)
+    routing = await open_routing(
+        core, devices, sender=messages.ingest.sender, quota=limits.charged, follower=messages.follower
+    )
     trials = await open_trials(core, mail, accounts, device_types, devices)
     export = await open_export(core, mail, accounts, device_types, devices, messages, trials)
     connectors = await open_connectors(core, device_types, devices, limits, messages, third_party)

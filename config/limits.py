@@ -19,6 +19,8 @@ JSON_NESTING_MAX: Final = 850  # levels of arrays and objects; Python 3.11 itsel
 PAGE_COUNT_DEFAULT: Final = 100
 PAGE_COUNT_MAX: Final = 100
 NODE_NAME_CHARACTERS: Final = 48  # reference 25
+#: Works that one of several nodes does for all (reference 27.25).
+CLUSTER_WORKERS: Final = ("folds", "rules", "subscriptions", "mails", "models", "connectors", "tasks", "upkeep")
 IDS_MAX: Final = 100  # ids in sdids and dids lists
 EVENT_PATTERN_MAX_CHARACTERS: Final = 64
 WORKS_TOLD: Final = 1_000  # works whose hints wait for their turn: reference 27.22

@@ -265,11 +265,21 @@ class Storage(_Table, frozen=True):
 
 
 class Cluster(_Table, frozen=True):
-    """Daemons on one database of PostgreSQL: one serves, the others stand by."""
+    """Daemons on one database of PostgreSQL: one serves and the others stand by, or several serve.
+
+    `workers`: the works that this node may do for all, by their names.
+    """
 
     node: str = ""
+    nodes: Literal["one", "several"] = "one"
+    workers: str = "all"
     lease_seconds: float = 8.0
     patience_seconds: float = 5.0
+
+    @property
+    def may_do(self) -> frozenset[str]:
+        """The names in `workers`."""
+        return frozenset(filter(None, re.split(r"[\s,]+", self.workers)))
 
     @property
     def name(self) -> str:

@@ -5,7 +5,13 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from config.limits import MQTT_OPEN_PACKET_BYTES_MAX, MQTT_PACKET_BYTES, NODE_NAME_CHARACTERS, PASSWORD_MEMORY_MIB
+from config.limits import (
+    CLUSTER_WORKERS,
+    MQTT_OPEN_PACKET_BYTES_MAX,
+    MQTT_PACKET_BYTES,
+    NODE_NAME_CHARACTERS,
+    PASSWORD_MEMORY_MIB,
+)
 from config.mail import Sender, SmtpServer
 from config.providers import provider_problems
 from config.rates import Rate
@@ -134,6 +140,23 @@ def _of_storage(settings: "Settings") -> Iterator[str]:
         yield "storage.url: expected sqlite or postgresql://…"
     if not re.fullmatch(rf"[A-Za-z0-9._-]{{0,{NODE_NAME_CHARACTERS}}}", settings.cluster.node):
         yield f"cluster.node: expected letters, digits, '.', '_' and '-', at most {NODE_NAME_CHARACTERS}"
+    if unknown := sorted(settings.cluster.may_do - {"all", *CLUSTER_WORKERS}):
+        yield f"cluster.workers: expected all, or some of {', '.join(CLUSTER_WORKERS)}; got {', '.join(unknown)}"
+    if settings.cluster.nodes == "several":
+        yield from _of_several_nodes(settings)
+
+
+def _of_several_nodes(settings: "Settings") -> Iterator[str]:
+    """A part of the service is of one node alone."""
+    if not settings.storage.is_postgresql:
+        yield "cluster.nodes: several need PostgreSQL (storage.url)"
+    if settings.mqtt.topics == "open":
+        yield "mqtt.topics: open topics are in the memory of one node; several (cluster.nodes) need service"
+    if settings.mqtt.persistent_sessions == "on":
+        yield "mqtt.persistent_sessions: sessions that last are held by one node; several (cluster.nodes) need off"
+    for key in ("dtls_bind", "tcp_bind", "tls_bind"):
+        if getattr(settings.lwm2m, key) is not None:
+            yield f"lwm2m.{key}: tasks of device management run on one node; with several (cluster.nodes) leave it out"
 
 
 def _of_proxies(http: "Http") -> Iterator[str]:

@@ -18,6 +18,7 @@ from typing import Final, TypedDict
 import structlog
 import trio
 
+from broker.cluster.facts import FactLog
 from broker.cluster.keeper import AWAY, AWAY_SECONDS
 from broker.cluster.leases import LeaseName, Leases
 from broker.connectors.port import ThirdParty
@@ -57,7 +58,7 @@ from protocols.operation.interpreter import (
 )
 from protocols.operation.operating import DaemonMachine
 from protocols.operation.reload import Load, Reloading, renew_limits
-from protocols.operation.standby import serving_alone, when_the_store_answers
+from protocols.operation.standby import Serving, serving_alone, serving_together, when_the_store_answers
 from protocols.operation.start_check import check_store
 from protocols.operation.state import StateDirectory, lock_state, read_state
 from protocols.operation.store_copies import forget_copies
@@ -200,13 +201,15 @@ async def _run(
         else:
             # Nothing that the daemon keeps may be read before.
             serving = await stack.enter_async_context(
-                serving_alone(engine, reloading, hang_ups, contexts[0], stop, check=partial(check_store, settings))
+                (serving_alone if settings.cluster.nodes == "one" else serving_together)(
+                    engine, reloading, hang_ups, contexts[0], stop, check=partial(check_store, settings)
+                )
             )
             if serving is None:
                 _log.info("stopped")
                 return
             settings = reloading.settings
-        leases = Leases() if serving is None else serving.leases
+        leases, peers = Leases() if serving is None else serving.leases, _peers(settings, engine, stack)
         database = Database(engine, asked_by=on_whose_account, ballast=ballast, tell=systemd.tell_of_upgrade)
         traces = None
         if settings.tracing.endpoint:
@@ -222,7 +225,8 @@ async def _run(
                 processor=processor,
                 is_clock_synchronized=is_clock_synchronized,
                 leases=leases,
-                **(ways_out if serving is None else _leased(ways_out, leases)),
+                peers=peers,
+                **(ways_out if serving is None else _leased(ways_out, leases, is_alone=peers is None)),
                 tell_of_upgrade=systemd.tell_of_upgrade,
             )
         )
@@ -238,6 +242,7 @@ async def _run(
         signals = stack.enter_context(trio.open_signal_receiver(*_STOPS))
         async with trio.open_nursery() as workers:
             workers.start_soon(forget_copies, state.database)
+            workers.start_soon(_look_after_others, serving, services)
             workers.start_soon(systemd.feed_watchdog, services.core.database, engine.damage.is_met)
             if serving is not None:
                 serving.starting.cancel()
@@ -283,6 +288,26 @@ async def _state(
     return state
 
 
+def _peers(settings: Settings, engine: StoreAnywhere, stack: AsyncExitStack) -> FactLog | None:
+    """Hears of what other nodes write; None: there is one node."""
+    if settings.cluster.nodes == "one" or isinstance(engine, SqliteEngine):
+        return None
+    from storage.engines.postgresql_listening import Listening  # noqa: PLC0415 - without PostgreSQL there is no psycopg
+
+    listening = Listening(engine.target, engine.instance)
+    stack.callback(listening.close)
+    _log.info("serves_together", node=settings.cluster.name, workers=settings.cluster.workers)
+    return FactLog(engine.instance, settings.cluster.name, settings.cluster.patience_seconds, listening.wait)
+
+
+async def _look_after_others(serving: Serving | None, services: Services) -> None:
+    if serving is None or (member := serving.membership) is None:
+        return
+    core = services.core
+    names = [one for one in LeaseName if {"all", one.value} & core.settings.cluster.may_do]
+    await member.look_after_forever(core.database, core.leases, names, services.wills.resume)
+
+
 def _observe(core: Core, engine: StoreAnywhere) -> None:
     core.life.observe("loop", loop_statistics)
     core.life.observe("damage", engine.damage.statistics)
@@ -293,7 +318,7 @@ def _observe(core: Core, engine: StoreAnywhere) -> None:
 
 class _WaysOut(TypedDict):
     mail_transport: MailTransport | None
-    third_party: ThirdParty
+    third_party: ThirdParty | None  # None: third parties are not asked
     rule_requests: RuleRequests
     callbacks: Callbacks
     streams: Streams | None
@@ -310,13 +335,13 @@ def _ways_out(settings: Settings, tls: ssl.SSLContext) -> _WaysOut:
     }
 
 
-def _leased(ways: _WaysOut, leases: Leases) -> _WaysOut:
-    """Ways out of a daemon whose place another one may take."""
-    mails, streams = ways["mail_transport"], ways["streams"]
+def _leased(ways: _WaysOut, leases: Leases, *, is_alone: bool) -> _WaysOut:
+    """Ways out of a daemon whose place another one may take. Several nodes ask no third party."""
+    mails, streams, third = ways["mail_transport"], ways["streams"], ways["third_party"]
     subscriptions = leases.of(LeaseName.SUBSCRIPTIONS)
     return {
         "mail_transport": None if mails is None else LeasedMails(mails, leases.of(LeaseName.MAILS)),
-        "third_party": LeasedThirdParty(ways["third_party"], leases.of(LeaseName.CONNECTORS)),
+        "third_party": LeasedThirdParty(third, leases.of(LeaseName.CONNECTORS)) if is_alone and third else None,
         "rule_requests": LeasedRuleRequests(ways["rule_requests"], leases.of(LeaseName.RULES)),
         "callbacks": LeasedCallbacks(ways["callbacks"], subscriptions),
         "streams": None if streams is None else LeasedStreams(streams, subscriptions),

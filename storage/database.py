@@ -12,7 +12,7 @@ from contextlib import suppress
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
 import structlog
@@ -31,11 +31,13 @@ from storage.commit_delay import CommitDelay
 from storage.conditions import conditional
 from storage.connectors import ConnectorStore
 from storage.deliveries import DeliveryStore
+from storage.device_connections import DeviceConnectionStore
 from storage.device_management import DeviceManagementStore
 from storage.device_types import DeviceTypeStore
 from storage.devices import DeviceStore
 from storage.durations import Durations
 from storage.export import ExportStore
+from storage.facts import FactRecord, FactStore, StoreBehindError, StoreOvertakenError
 from storage.fair_places import FairPlaces
 from storage.files import FileStore
 from storage.firmware import FirmwareStore
@@ -54,6 +56,7 @@ from storage.mqtt_wills import MqttWillStore
 from storage.names import NameStore
 from storage.operating import OperatingStore
 from storage.outages import Outage
+from storage.peers import Peers
 from storage.provision_marks import ProvisionMarkStore
 from storage.records import ActionRow, FailedMessageRow, MessageRow
 from storage.registrations import RegistrationStore
@@ -119,6 +122,16 @@ class EngineConnection(StoreConnection, Protocol):
     def close(self) -> None: ...
 
 
+class SharedConnection(EngineConnection, Protocol):
+    """A connection to a store into which other nodes write, too (storage/peers.py)."""
+
+    #: Up to where this node has heard what ends something.
+    fence: int | None
+
+    def begin_hearing(self) -> None: ...
+    def tell_others(self, *, is_fencing: bool) -> None: ...
+
+
 class StoreEngine(Protocol):
     def migrate(self) -> None: ...
     def open(self, *, read_only: bool) -> EngineConnection: ...
@@ -149,6 +162,8 @@ class Transaction:
         self.rollups = RollupStore(connection)
         self.snapshots = SnapshotStore(connection)
         self.exports = ExportStore(connection)
+        self.facts = FactStore(connection)
+        self.device_connections = DeviceConnectionStore(connection)
         self.retention = RetentionStore(connection)
         self.removal = RemovalStore(connection)
         self.scenes = SceneStore(connection)
@@ -217,10 +232,14 @@ class CommitGroup:
     forgets_log: bool = False
     has_forgotten: bool = False
     works: list[_Work] = field(default_factory=list)
-    #: The changes that its works told, as far as they are durable.
-    told: list[Told] = field(default_factory=list)
+    #: The changes that its works told, as far as they are durable; with several nodes those of others that came first,
+    #: too, and the number of the last fact.
+    told: list[Told | FactRecord] = field(default_factory=list)
+    told_upto: int = 0
     #: The same of a commit that is in doubt.
-    late: list[Told] = field(default_factory=list)
+    late: list[Told | FactRecord] = field(default_factory=list)
+    #: With several nodes: the fence behind a commit that is in doubt.
+    fence: int = 0
     callbacks: list[Callable[[StoreError | None], None]] = field(default_factory=list)
     ended: trio.Event = field(default_factory=trio.Event)
     error: StoreError | None = None
@@ -303,6 +322,11 @@ class Database:
         self._delay = CommitDelay()
         self._gathered: trio.Event | None = None  # while a commit waits for more rows
         self._ahead: tuple[CommitGroup, Job[None]] | None = None  # is being committed already
+        self._committing: CommitGroup | None = None
+        #: Other nodes that write; and what the writer's thread knows of them.
+        self._peers: Peers | None = None
+        self._shared: SharedConnection | None = None
+        self._facts_upto = 0
         self._commits = self._rows = self._failures = 0
         #: A group whose commit is in doubt; its senders are refused. And whether it turned out to be in the store.
         self._doubtful: CommitGroup | None = None
@@ -317,7 +341,7 @@ class Database:
         self.last_error: StoreError | None = None
         self.open_group = CommitGroup()
         self._commit_handlers: list[Callable[[CommitGroup], None]] = []
-        self._hear: Callable[[Sequence[Told]], None] = _nobody_hears
+        self._hear: Callable[[Sequence[Any]], None] = _nobody_hears
 
     def on_commit(self, handler: Callable[[CommitGroup], None]) -> None:
         """Call `handler` on the loop after each successful commit, before anyone who waits for the commit is told."""
@@ -328,15 +352,30 @@ class Database:
         anyone who waits for the commit is told, and also when they were cancelled."""
         self._hear = hear
 
+    def share(self, peers: Peers) -> None:
+        """Other nodes write, too. Call it before `open`; the engine is one whose connections are `SharedConnection`."""
+        self._peers = peers
+
+    def own_rows_from(self, head: int) -> int | None:
+        """With several nodes: the first position of rows of this node whose commit, which gave `head`, has not ended
+        for the loop; None: there are none."""
+        groups = (self._doubtful, self._committing, self._ahead and self._ahead[0])
+        first = next((one for one in groups if one is not None and one.row_count), None)
+        return None if first is None else head - first.row_count + 1
+
     async def open(self) -> None:
         """Bring the schema up to date and open the connections. Raises StoreError."""
         await self._write_thread.run(self._open)
+        if self._peers is not None:
+            self._peers.begin(self._facts_upto)
 
     def _open(self) -> None:
         self._engine.migrate()
         try:
             self._writer = Transaction(self._engine.open(read_only=False))
             check_finished(self._writer.connection, str(self._engine))
+            if self._peers is not None:
+                self._begin_sharing(self._writer)
             if self._ballast is not None:
                 self._has_ballast = self._ballast.take()
             _index_all(self._writer, self._tell)
@@ -345,6 +384,16 @@ class Database:
         except BaseException:  # whatever it is: no connection must stay open; raised again
             self._close()
             raise
+
+    def _begin_sharing(self, transaction: Transaction) -> None:
+        """Reads of the store have all facts up to the latest one from here on."""
+        self._shared = shared = cast("SharedConnection", transaction.connection)
+        shared.begin(write=True)
+        try:
+            self._facts_upto, fence = transaction.facts.latest()
+        finally:
+            shared.rollback()
+        shared.fence = fence
 
     async def close(self) -> None:
         """Close a store whose writer does not run yet; the writer closes it at its own end."""
@@ -507,12 +556,16 @@ class Database:
 
     async def _commit_open_group(self) -> None:
         (group, job), self._ahead = self._ahead or self._begin(), None
+        self._committing = group
         try:
             try:
-                await job.ended()
+                job = await self._ended(group, job)
             finally:
                 if self._is_doubt_settled:
-                    self._tell_late()
+                    await self._tell_late()
+        except StoreOvertakenError as error:
+            group.error = error
+            self._take_back(group)
         except StoreError as error:
             group.error = self.last_error = error
             self._failures += 1
@@ -531,14 +584,16 @@ class Database:
             self._rows += group.row_count
             if self.open_group.row_count >= _AHEAD_ROWS:
                 self._ahead = self._begin()  # the thread writes while the loop tells of this one
+            if self._peers is not None:
+                await self._peers.publish(group)
             if group.row_count:
                 self.base = group.base
             if group.base:
                 group.settle()
             for handler in self._commit_handlers:
                 _isolated(handler, group)
-        if group.told:
-            _isolated(self._hear, group.told)
+        self._tell_news(group.told, group.told_upto)
+        self._committing = None
         # A callback may hold its group, for positions: the group must not hold it, or only the collector frees both.
         callbacks, group.callbacks = group.callbacks, []
         for callback in callbacks:
@@ -550,6 +605,30 @@ class Database:
             waiting=self.open_group.row_count,
             now=trio.current_time(),
         )
+
+    async def _ended(self, group: CommitGroup, job: Job[None]) -> Job[None]:
+        """Wait for the commit of a group. One that did not know what others had ended is tried again, or refused."""
+        while True:
+            try:
+                await job.ended()
+            except StoreBehindError as behind:
+                if self._is_doubt_settled:
+                    await self._tell_late()
+                assert self._peers is not None, "no other node writes"  # noqa: S101 - as the engine was told
+                self._peers.heard(behind.facts)
+                if (refusal := self._peers.refusal(group, behind.facts)) is not None:
+                    raise StoreOvertakenError(refusal) from None
+                job = self._write_thread.begin(partial(self._commit, group))
+            else:
+                return job
+
+    def _tell_news(self, told: Sequence[Told | FactRecord], upto: int) -> None:
+        if not told:
+            return
+        if self._peers is None:
+            _isolated(self._hear, told)
+        else:
+            self._peers.committed(told, upto)
 
     def _take_back(self, group: CommitGroup) -> None:
         """The rows of a group got no positions: those behind them follow the rows before them, unless positions are
@@ -578,23 +657,28 @@ class Database:
             return
         if group.row_count:
             group.base = int(row["head"]) - group.head
+        if self._shared is not None and group.told_upto:
+            self._facts_upto, self._shared.fence = group.told_upto, group.fence
         self._is_doubt_settled = True  # its senders were refused; the loop tells the others of it
 
-    def _tell_late(self) -> None:
+    async def _tell_late(self) -> None:
         """Tell of a commit that was in doubt, before any later one."""
         group, self._doubtful, self._is_doubt_settled = self._doubtful, None, False
         if group is not None:
+            if self._peers is not None:
+                await self._peers.publish(group)
             if group.base:
                 group.settle()
             for handler in self._commit_handlers:
                 _isolated(handler, group)
-            if group.late:
-                _isolated(self._hear, group.late)
+            self._tell_news(group.late, group.told_upto)
 
     def _try_commit(self, transaction: Transaction, group: CommitGroup) -> None:
         try:
             missing = transaction.messages.missing_too_many(Position(group.head + self.base))
             group.told = self._commit_together(transaction, group, group.works, missing)
+        except StoreBehindError as behind:
+            raise (behind if behind.facts else self._behind(transaction)) from None
         except (StoreDamagedError, NotReadError):
             self._commit_apart(transaction, group)
         except StoreFullError:
@@ -617,6 +701,10 @@ class Database:
             job.error = job.result = None
             try:
                 group.told += self._commit_together(transaction, nothing, (job,))
+                group.told_upto = self._facts_upto
+            except StoreBehindError as behind:
+                group.told += behind.facts
+                group.told_upto, job.error = self._facts_upto, StoreError(str(behind))
             except StoreError as error:
                 job.error = job.error or error
 
@@ -635,8 +723,8 @@ class Database:
 
     def _commit_together(
         self, transaction: Transaction, group: CommitGroup, works: Sequence[_Work], missing: Missing | None = None
-    ) -> list[Told]:
-        """Commit; return what the works told."""
+    ) -> list[Told | FactRecord]:
+        """Commit; return what the works told, behind what others have told before."""
         connection, log = transaction.connection, transaction.messages
         if group.messages and not (group.actions or group.failed or works or missing):
             try:
@@ -645,11 +733,13 @@ class Database:
                 self._doubtful = group
                 raise
             return []
-        told: list[Told] = []
+        told: list[Told | FactRecord] = []
         unread: list[tuple[Tellable[Any], Any]] = []
         try:
             transaction.told = unread
             connection.begin(write=True)
+            if self._shared is not None:
+                told += self._others(transaction, group)
             if group.row_count:
                 group.base = log.append(group.encoded or group.messages, group.actions, group.failed, head=group.head)
             else:
@@ -659,8 +749,13 @@ class Database:
             for job in works:
                 _run_in_savepoint(transaction, job, unread)
             if unread:
-                told = read_told(transaction, unread)
+                own = read_told(transaction, unread)
+                told += own
+                if self._shared is not None:
+                    self._add_facts(transaction, group, own)
             connection.commit()
+            if self._shared is not None:
+                self._facts_upto, self._shared.fence = group.told_upto, group.fence
         except StoreDoubtfulError:
             log.forget()
             self._doubtful, group.late = group, told
@@ -673,6 +768,60 @@ class Database:
         finally:
             transaction.told = None
         return told
+
+    # With several nodes, in the writer's thread
+
+    def _others(self, transaction: Transaction, group: CommitGroup) -> Sequence[FactRecord]:
+        """At the beginning of a transaction with works: what the others have told before, which is heard before what
+        this one tells. Raises StoreBehindError: it ends something, so it is heard before the transaction."""
+        facts, fence = self._read_facts(transaction)
+        if any(one.is_fencing for one in facts):
+            raise self._know(facts, fence)
+        group.told_upto, group.fence = facts[-1].number if facts else self._facts_upto, fence
+        return facts
+
+    def _behind(self, transaction: Transaction) -> StoreBehindError:
+        """Rows were refused: read why."""
+        shared = self._shared
+        assert shared is not None, "no other node writes"  # noqa: S101 - as the engine was told
+        shared.begin_hearing()
+        try:
+            return self._know(*self._read_facts(transaction))
+        finally:
+            shared.rollback()
+
+    def _know(self, facts: Sequence[FactRecord], fence: int) -> StoreBehindError:
+        """These are told on the loop before anything else is stored."""
+        assert self._shared is not None, "no other node writes"  # noqa: S101 - as the engine was told
+        self._facts_upto = facts[-1].number if facts else self._facts_upto
+        self._shared.fence = fence
+        return StoreBehindError(facts)
+
+    def _read_facts(self, transaction: Transaction) -> tuple[list[FactRecord], int]:
+        found: list[FactRecord] = []
+        while True:
+            heard = transaction.facts.after(found[-1].number if found else self._facts_upto)
+            found += heard.facts
+            if heard.is_all:
+                return found, heard.fence
+
+    def _add_facts(self, transaction: Transaction, group: CommitGroup, told: Sequence[Told]) -> None:
+        """Write what the others are to hear, at the end of the transaction."""
+        peers, shared = self._peers, self._shared
+        assert peers is not None, "no other node writes"  # noqa: S101 - as the engine was told
+        assert shared is not None, "no other node writes"  # noqa: S101 - as the engine was told
+        packed = [one for one in map(peers.packed, told) if one is not None]
+        if not packed:
+            return
+        facts = [
+            FactRecord(number, one.is_fencing, one.kind, one.value, one.content, peers.instance)
+            for number, one in enumerate(packed, group.told_upto + 1)
+        ]
+        transaction.facts.add(facts)
+        group.told_upto = facts[-1].number
+        is_fencing = any(one.is_fencing for one in facts)
+        group.fence += is_fencing
+        shared.tell_others(is_fencing=is_fencing)
 
     def _close(self) -> None:
         with self._readers_lock:

@@ -29,6 +29,7 @@ _NEXT_KEY = (
     " UNION ALL SELECT value FROM counter WHERE name = 'removed device') AS known"
 )
 _KEYS_AT_ONCE = 500  # in one statement; SQLite and PostgreSQL take 32,766 at least
+_NOWHERE = "NOT EXISTS (SELECT 1 FROM device_connection AS c WHERE c.device = presence.device)"
 _KEYS_OF_OWNER = "SELECT key FROM device WHERE owner = :owner AND deleted_on IS NULL"
 _OWNED = (
     "SELECT d.key, d.device_type, d.created_on, d.id, d.name, NULL AS share FROM device AS d"
@@ -282,12 +283,23 @@ class DeviceStore(Store):
         self._db.put_many("presence", _PRESENCE, ("device",), rows)
 
     def end_online_periods(self) -> None:
-        """Set devices offline that were connected when the last run ended: a starting daemon has no connections."""
+        """Set devices offline that were connected when the last run ended: a starting daemon has no connections. Those
+        that are connected to other nodes stay as they are."""
         self._db.execute(
-            "UPDATE presence SET availability = 'offline', last_time_online = coalesce(last_seen_on, last_time_online)"
-            " WHERE availability = 'online' AND is_connected = 1"
+            "UPDATE presence SET availability = 'offline',"  # noqa: S608 - constants
+            " last_time_online = coalesce(last_seen_on, last_time_online)"
+            f" WHERE availability = 'online' AND is_connected = 1 AND {_NOWHERE}"
         )
-        self._db.execute("UPDATE presence SET is_connected = 0 WHERE is_connected = 1")
+        self._db.execute(f"UPDATE presence SET is_connected = 0 WHERE is_connected = 1 AND {_NOWHERE}")  # noqa: S608
+
+    def end_online_periods_of(self, devices: Sequence[DeviceKey]) -> None:
+        """As `end_online_periods`, of devices whose node is gone."""
+        self._db.execute(
+            "UPDATE presence SET availability = 'offline', is_connected = 0,"  # noqa: S608 - of the engine
+            " last_time_online = coalesce(last_seen_on, last_time_online)"
+            f" WHERE is_connected = 1 AND device IN ({self._db.numbers_in('devices')})",
+            {"devices": json.dumps(list(devices))},
+        )
 
     def online_without_connection(self) -> set[DeviceKey]:
         """The devices that have set their own status to online."""

@@ -5,6 +5,8 @@ from functools import partial
 from typing import TypeVar
 
 from storage.database import EngineConnection, StoreEngine
+from storage.device_connections import DeviceConnectionStore
+from storage.facts import FactStore
 from storage.leases import HeldLease, LeaseRecord, LeaseStore
 from storage.worker_thread import Worker, WorkerThread
 
@@ -61,6 +63,42 @@ class LeaseTable:
 
     async def find(self, name: str) -> LeaseRecord | None:
         return await self._run(lambda leases: leases.find(name))
+
+    async def join(
+        self, name: str, group: str, seconds: float, *, is_over: Callable[[LeaseRecord], bool]
+    ) -> HeldLease | None:
+        """As `LeaseStore.join`. It ends the transactions of a former holder."""
+
+        def work(leases: LeaseStore) -> HeldLease | None:
+            former = leases.find(name)
+            if former is not None and former.node != group:
+                if not former.is_given_back and not is_over(former):
+                    return None
+                self._end_sessions(former.instance)
+            return leases.join(name, group, seconds, former=former)
+
+        return await self._run(work)
+
+    async def run(self, work: Callable[[LeaseStore], T]) -> T:
+        return await self._run(work)
+
+    async def leave(self, held: HeldLease, shared: HeldLease) -> None:
+        """A node among several has stopped writing."""
+
+        def work(leases: LeaseStore) -> None:
+            leases.free(held.node)
+            DeviceConnectionStore(self._opened()).end_all(held.node)
+            leases.give_back(held)
+            leases.leave(shared)
+
+        await self._run(work)
+
+    async def forget_old_facts(self) -> None:
+        await self._thread.run(lambda: FactStore(self._opened()).forget_old())
+
+    async def end_sessions(self, instance: str) -> None:
+        """End what a process has open in the store."""
+        await self._thread.run(partial(self._end_sessions, instance))
 
     async def standbys(self) -> tuple[str, ...]:
         return await self._thread.run(lambda: self._standbys(self._opened()))

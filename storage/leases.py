@@ -3,7 +3,8 @@
 Each statement is a transaction of its own, and its time is that of the store, which is the same for all nodes.
 """
 
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import msgspec
 
@@ -29,6 +30,7 @@ class LeaseRecord(msgspec.Struct, frozen=True):
     since: Milliseconds
     until: Milliseconds
     seconds_left: float
+    version: str | None = None
 
     @property
     def is_given_back(self) -> bool:
@@ -95,18 +97,97 @@ class LeaseStore(Store):
             raise StaleLeaseError(f"node {held.node} does not have the lease {held.name} any more")
 
     def find(self, name: str) -> LeaseRecord | None:
+        return next(iter(self._found("name = :name", {"name": name})), None)
+
+    def _found(self, condition: str, parameters: Mapping[str, Any]) -> list[LeaseRecord]:
+        rows = self._db.execute(
+            f"SELECT {', '.join(_COLUMNS)}, until - {self._db.now_ms()} AS left_ms FROM lease"  # noqa: S608 - constants
+            f" WHERE {condition} ORDER BY name",
+            parameters,
+        )
+        return [
+            LeaseRecord(**{column: row[column] for column in _COLUMNS}, seconds_left=row["left_ms"] / 1000)
+            for row in rows
+        ]
+
+    # Several nodes that serve
+
+    def join(self, name: str, group: str, seconds: float, *, former: LeaseRecord | None) -> HeldLease | None:
+        """Take a lease that all nodes of a group hold together, or hold it with them; None: somebody else has it.
+        `former`: as for `take`."""
+        now = self._db.now_ms()
         row = self._db.execute(
-            f"SELECT name, node, instance, epoch, since, until, until - {self._db.now_ms()} AS left_ms FROM lease"  # noqa: S608
-            " WHERE name = :name",
-            {"name": name},
+            f"INSERT INTO lease (name, node, instance, epoch, since, until)"  # noqa: S608 - an expression of the engine
+            f" VALUES (:name, :node, :node, 1, {now}, {now} + :ms)"
+            " ON CONFLICT (name) DO UPDATE SET node = excluded.node, instance = excluded.instance, since = CASE"
+            " WHEN lease.node = excluded.node THEN lease.since ELSE excluded.since END, epoch = CASE"
+            " WHEN lease.node = excluded.node THEN lease.epoch ELSE lease.epoch + 1 END, until = CASE"
+            " WHEN lease.node = excluded.node AND lease.until > excluded.until THEN lease.until ELSE excluded.until END"
+            " WHERE (lease.epoch = :epoch AND lease.until = :until) OR lease.node = excluded.node RETURNING epoch",
+            {
+                "name": name,
+                "node": group,
+                "ms": round(seconds * 1000),
+                "epoch": -1 if former is None else former.epoch,
+                "until": 0 if former is None else former.until,
+            },
         ).one()
-        if row is None:
-            return None
-        columns = ("name", "node", "instance", "epoch", "since", "until")
-        return LeaseRecord(
-            **{column: row[column] for column in columns},
-            seconds_left=row["left_ms"] / 1000,
+        return None if row is None else HeldLease(name, group, int(row["epoch"]))
+
+    def leave(self, held: HeldLease) -> None:
+        """Give a lease of a group back, unless another node of the group lives."""
+        self._db.execute(
+            f"UPDATE lease SET until = 0 WHERE {_IS_HELD} AND NOT EXISTS (SELECT 1 FROM lease AS other"  # noqa: S608
+            f" WHERE {_OF_NODE.format(name='other.name')} AND other.until > {self._db.now_ms()})",
+            {"name": held.name, "node": held.node, "epoch": held.epoch},
         )
 
+    def note_version(self, held: HeldLease, version: str) -> None:
+        self._db.execute(
+            f"UPDATE lease SET version = :version WHERE {_IS_HELD}",  # noqa: S608 - a constant
+            {"version": version, "name": held.name, "node": held.node, "epoch": held.epoch},
+        )
 
+    def nodes(self) -> list[LeaseRecord]:
+        """The nodes that have joined and have not left, by name."""
+        return self._found(f"{_OF_NODE.format(name='name')} AND until <> 0", {})
+
+    def of_workers(self, names: Sequence[str]) -> list[LeaseRecord]:
+        """The leases of workers that somebody has."""
+        return [one for one in self._found("until <> 0", {}) if one.name in names]
+
+    def take_worker(self, name: str, node: str, instance: str) -> HeldLease | None:
+        """Take the lease of a worker that nobody has; else None. It is held for as long as the node's own."""
+        now = self._db.now_ms()
+        row = self._db.execute(
+            f"INSERT INTO lease (name, node, instance, epoch, since, until)"  # noqa: S608 - an expression of the engine
+            f" VALUES (:name, :node, :instance, 1, {now}, 1)"
+            " ON CONFLICT (name) DO UPDATE SET node = excluded.node, instance = excluded.instance,"
+            " epoch = lease.epoch + 1, since = excluded.since, until = 1 WHERE lease.until = 0 RETURNING epoch",
+            {"name": name, "node": node, "instance": instance},
+        ).one()
+        return None if row is None else HeldLease(name, node, int(row["epoch"]))
+
+    def bury(self, record: LeaseRecord) -> bool:
+        """End a node whose lease is over, and free those of its workers; False: it was renewed since, or another node
+        has done it. It may be held by transactions of the node, whose sessions have ended."""
+        row = self._db.execute(
+            "UPDATE lease SET until = 0, epoch = epoch + 1 WHERE name = :name AND epoch = :epoch AND until = :until"
+            " RETURNING epoch",
+            {"name": record.name, "epoch": record.epoch, "until": record.until},
+        ).one()
+        if row is None:
+            return False
+        self.free(record.node)
+        return True
+
+    def free(self, node: str) -> None:
+        """The workers of a node have ended."""
+        self._db.execute("UPDATE lease SET until = 0 WHERE node = :node AND until = 1", {"node": node})
+
+
+_COLUMNS = ("name", "node", "instance", "epoch", "since", "until", "version")
+#: The lease of a node begins with this word.
+NODE = "node "
+_OF_NODE = f"substr({{name}}, 1, {len(NODE)}) = '{NODE}'"
 _IS_HELD = "name = :name AND node = :node AND epoch = :epoch"

@@ -33,7 +33,12 @@ _COLUMNS: Final = WillRecord.__struct_fields__
 
 class MqttWillStore(Store):
     def of_connections(self) -> list[WillRecord]:
-        return [_will(row) for row in self._db.execute("SELECT * FROM mqtt_will WHERE is_away = 0 ORDER BY device")]
+        """The wills of connections that have gone with their daemon; those to other nodes go on."""
+        rows = self._db.execute(
+            "SELECT * FROM mqtt_will WHERE is_away = 0 AND NOT EXISTS (SELECT 1 FROM device_connection AS c"
+            " WHERE c.device = mqtt_will.device) ORDER BY device"
+        )
+        return [_will(row) for row in rows]
 
     def away(self) -> list[tuple[WillRecord, Milliseconds]]:
         """The wills that wait, and when they are due."""

@@ -10,8 +10,14 @@ import msgspec
 
 from storage.sql import StoreConnection, StoreError
 
-#: Tables that tell of one store and its engine, and are in no copy: steps of the schema, commits in doubt, who serves.
-OWN: Final = frozenset({"_sqlite_migrations", "schema_step", "store_version", "batch", "lease", "store_copy"})
+#: Tables that tell of one store and its engine, and are in no copy: steps of the schema, commits in doubt, who serves,
+#: what the nodes tell each other.
+OWN: Final = frozenset(
+    {
+        *("_sqlite_migrations", "schema_step", "store_version", "batch", "store_copy"),
+        *("lease", "fact", "device_connection"),
+    }
+)
 
 
 class TableShape(msgspec.Struct, frozen=True):

@@ -91,6 +91,20 @@ class SessionBegin(msgspec.Struct, frozen=True):
     is_present: bool
 
 
+class ConnectionReplaced(msgspec.Struct, frozen=True):
+    """A device has connected: of its connections to other nodes, these, by node and number, are over."""
+
+    device: DeviceKey
+    replaced: tuple[tuple[str, int], ...]
+
+
+class Provisioned(msgspec.Struct, frozen=True):
+    """A provision file has changed this: the keys of rules, and facts, each with the name of its kind."""
+
+    rules: tuple[RuleKey, ...]
+    facts: tuple[tuple[str, msgspec.Raw], ...]
+
+
 #: The device's record or its shares; None: it was deleted.
 DEVICE: Final = state("device", _device)
 #: An access token that a refresh has replaced ends soon.
@@ -100,8 +114,10 @@ ACCOUNT_CLOSED: Final = event("account closed", UserKey)
 #: The device's tier.
 TIER: Final = state("tier", _tier)
 #: A device has a new connection with a session of MQTT. To end the former connection is not its matter.
-SESSION_BEGAN: Final = event("MQTT session began", SessionBegin)
-SESSION_EXPIRED: Final = event("MQTT session expired", DeviceKey)
+SESSION_BEGAN: Final = event("MQTT session began", SessionBegin, is_own=True)
+SESSION_EXPIRED: Final = event("MQTT session expired", DeviceKey, is_own=True)
+#: Of several nodes: a connection of a device to another one is over.
+CONNECTION_REPLACED: Final = event("connection replaced", ConnectionReplaced, is_fencing=True)
 #: The configuration of device management of a type.
 MANAGEMENT: Final = state("management", _management)
 TASK_ADDED: Final = state("task added", _task)
@@ -145,6 +161,13 @@ FACTS: Final[dict[type[Fact], NewsKind[Any, None]]] = {
         of_fact(UploadProgressed, is_state=True),
         of_fact(UserProfileUpdated),
     )
+}
+
+
+#: The kinds by their names, by which other nodes know them.
+BY_NAME: Final = {
+    kind.name: kind
+    for kind in (*(one for one in list(globals().values()) if isinstance(one, NewsKind)), *FACTS.values())
 }
 
 

@@ -2,7 +2,8 @@
 
 On SQLite one daemon has the store, so its leases are held from the beginning to the end: there are no rows of them, and
 nothing is checked. Over PostgreSQL one lease stands for the whole daemon (broker/cluster/keeper.py). Whoever has it has
-those of the workers, and each of its transactions begins by checking that one.
+those of the workers, and each of its transactions begins by checking that one. Where several nodes serve, each lease of
+a worker is a row of its own (broker/cluster/membership.py).
 """
 
 from enum import Enum
@@ -110,9 +111,10 @@ class Lease:
 class Leases:
     """The leases of this daemon's workers."""
 
-    def __init__(self, deadline: Deadline | None = None) -> None:
+    def __init__(self, deadline: Deadline | None = None, *, are_held: bool = True) -> None:
+        """`are_held`: from the beginning on; else each is gained by itself."""
         self._deadline = deadline or Deadline()
-        self._of = {name: Lease(name, self._deadline) for name in LeaseName}
+        self._of = {name: Lease(name, self._deadline, is_held=are_held) for name in LeaseName}
 
     def of(self, name: LeaseName) -> Lease:
         return self._of[name]

@@ -32,6 +32,7 @@ class NewsKind(Generic[K, C]):
     `is_fencing`: it ends something, such as a permission, so a node must have heard it before it commits anything more.
     `is_state`: hearers need the present state; told twice with equal keys in one commit, it is heard once, where it was
     told first. Otherwise each is heard. `is_fact`: the key is a fact, which the router's subscribers hear.
+    `is_own`: it is about this process alone, and other nodes do not hear of it.
     """
 
     name: str
@@ -41,6 +42,7 @@ class NewsKind(Generic[K, C]):
     is_fencing: bool = False
     is_state: bool = False
     is_fact: bool = False
+    is_own: bool = False
 
 
 def state(name: str, read: Callable[[Transaction, K], C], *, is_fencing: bool = False) -> NewsKind[K, C]:
@@ -51,9 +53,9 @@ def state(name: str, read: Callable[[Transaction, K], C], *, is_fencing: bool = 
     return NewsKind(name, key, content, read, is_fencing=is_fencing, is_state=True)
 
 
-def event(name: str, key: type[K]) -> NewsKind[K, None]:
+def event(name: str, key: type[K], *, is_fencing: bool = False, is_own: bool = False) -> NewsKind[K, None]:
     """A kind whose key says all."""
-    return NewsKind(name, key)
+    return NewsKind(name, key, is_fencing=is_fencing, is_own=is_own)
 
 
 def of_fact(fact: type[_F], *, is_fencing: bool = False, is_state: bool = False) -> NewsKind[_F, None]:
@@ -67,22 +69,37 @@ class News:
     def __init__(self, database: Database, router: Router) -> None:
         self._router = router
         self._listeners: dict[NewsKind[Any, Any], list[Callable[[Any, Any], None]]] = {}
-        database.on_told(self._heard)
+        self._elsewhere: dict[NewsKind[Any, Any], list[Callable[[Any, Any], None]]] = {}
+        database.on_told(self.heard)
 
     def listen(self, kind: NewsKind[K, C], listener: Callable[[K, C], None]) -> None:
         """Call `listener` with the key and the content. The listeners of one kind are called in the order in which they
         were registered."""
         self._listeners.setdefault(kind, []).append(listener)
 
+    def listen_elsewhere(self, kind: NewsKind[K, C], listener: Callable[[K, C], None]) -> None:
+        """Call `listener` with what another node has told."""
+        self._elsewhere.setdefault(kind, []).append(listener)
+
     def listeners(self, kind: NewsKind[Any, Any]) -> Sequence[Callable[[Any, Any], None]]:
         return tuple(self._listeners.get(kind, ()))
 
-    def _heard(self, told: Sequence[Told]) -> None:
+    def heard(self, told: Sequence[Told]) -> None:
+        """A commit of this node has told these."""
         for kind, key, content in told:
             if kind.is_fact:  # type: ignore[attr-defined]
                 self._router.publish(key)
-            for listener in self._listeners.get(kind, ()):  # type: ignore[call-overload]
-                try:
-                    listener(key, content)
-                except Exception:  # noqa: BLE001 - a failing listener must not keep the others from hearing
-                    _log.exception("news_listener_failed", kind=kind, listener=repr(listener))
+            self._call(self._listeners, (kind, key, content))
+
+    def heard_elsewhere(self, told: Told) -> None:
+        """Another node has told this."""
+        self.heard((told,))
+        self._call(self._elsewhere, told)
+
+    def _call(self, listeners: dict[NewsKind[Any, Any], list[Callable[[Any, Any], None]]], told: Told) -> None:
+        kind, key, content = told
+        for listener in listeners.get(kind, ()):  # type: ignore[call-overload]
+            try:
+                listener(key, content)
+            except Exception:  # noqa: BLE001 - a failing listener must not keep the others from hearing
+                _log.exception("news_listener_failed", kind=kind, listener=repr(listener))

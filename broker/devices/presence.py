@@ -6,7 +6,7 @@ connections every second, when a device was seen twice a minute. Reads include w
 old value.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -42,8 +42,10 @@ class PresenceStatistics(msgspec.Struct, frozen=True):
 
 
 class Presence:
-    def __init__(self, database: Database, router: Router, clock: Clock) -> None:
+    def __init__(self, database: Database, router: Router, clock: Clock, node: str | None = None) -> None:
+        """`node`: the name of this node, when devices may be connected to others, too."""
         self._database = database
+        self._node = node
         self._router = router
         self._clock = clock
         self._online: dict[DeviceKey, str] = {}
@@ -62,8 +64,8 @@ class Presence:
         self.flush_forever = Loop(self._flush_what_is_due, every=_FLUSH_SECONDS, failure="presence_not_saved").run
 
     async def resume(self) -> None:
-        """Read what the last run left. At the start no device is connected, so online periods end."""
-        await self._database.write(lambda tx: tx.devices.end_online_periods())
+        """Read what the last run left. At the start no device is connected to this node, so online periods end."""
+        await self._database.write(partial(_end_online_periods, self._node))
         self._online_by_themselves = await self._database.read(lambda tx: tx.devices.online_without_connection())
 
     def _went_online(self, fact: DeviceWentOnline) -> None:
@@ -81,6 +83,8 @@ class Presence:
 
     def _went_offline(self, fact: DeviceWentOffline) -> None:
         if self._online.pop(fact.device, None) is None:  # it was deleted before its connection was closed
+            return
+        if fact.is_elsewhere:
             return
         self._decided[fact.device] = _Decided("offline", fact.at_ms)
         self._seen[fact.device] = fact.at_ms
@@ -117,6 +121,8 @@ class Presence:
         await self.flush()
 
     def _messages_stored(self, fact: MessagesStored) -> None:
+        if not fact.is_own:
+            return
         seen, now_ms = self._seen, self._clock.now_ms()
         for device, cts in {row.device: row.cts for row in fact.rows}.items():  # the last row of each device
             # The device may have disconnected, or sent a ping, between its message and the commit of the message.
@@ -168,8 +174,12 @@ class Presence:
         if not devices:
             return
         protocol, decided, seen = dict(self._protocol), dict(self._decided), _of(self._seen, devices)
-        records = list((await self.of_all(devices)).values())
-        await self._database.write(partial(_put, records))
+        if self._node is None:
+            records = list((await self.of_all(devices)).values())
+            await self._database.write(partial(_put, records))
+        else:  # others write the same rows, so the write reads them
+            changes = {device: self._change(device) for device in devices}
+            await self._database.write(partial(_put_changes, self._node, changes))
         _drop_unchanged(self._protocol, protocol)
         _drop_unchanged(self._decided, decided)
         _drop_unchanged(self._seen, seen)
@@ -205,6 +215,26 @@ class _Change(msgspec.Struct, frozen=True):
                 record, availability=self.decided.availability, last_time_online=ended_on, is_connected=False
             )
         return record
+
+
+def _end_online_periods(node: str | None, tx: Transaction) -> None:
+    if node is None:
+        tx.device_connections.forget_all()
+    else:
+        tx.device_connections.end_all(node)
+    tx.devices.end_online_periods()
+
+
+def _put_changes(node: str, changes: "Mapping[DeviceKey, _Change]", tx: Transaction) -> None:
+    """As `_put`, where a device may be connected to another node: what ended here is not its availability then."""
+    stored, elsewhere = tx.devices.presences(list(changes)), tx.device_connections.connected(changes, but_for=node)
+    records = []
+    for device, change in changes.items():
+        before = stored.get(device) or _never_seen(device)
+        if device in elsewhere and not change.online:
+            change = msgspec.structs.replace(change, decided=None, protocol=None)  # noqa: PLW2901 - the same change
+        records.append(_past(change.applied_to(before), change.now_ms))
+    _put(records, tx)
 
 
 def _put(records: Sequence[PresenceRecord], tx: Transaction) -> None:

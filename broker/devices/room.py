@@ -31,7 +31,7 @@ class DevicesRoom(msgspec.Struct, frozen=True):
 async def open_devices(core: Core, mails: Mails, accounts: AccountsRoom, device_types: DeviceTypesRoom) -> DevicesRoom:
     database, router, clock = core.database, core.router, core.clock
     registry = Devices(database, router, core.news, device_types.catalog, accounts.tokens)
-    presence = Presence(database, router, clock)
+    presence = Presence(database, router, clock, None if core.peers is None else core.peers.node)
     await presence.resume()
     core.life.worker("presence", presence.flush_forever, save=presence.flush, statistics=presence.statistics)
     removal = Removal(database, core.leases.of(LeaseName.UPKEEP), clock)

@@ -70,6 +70,7 @@ class LogIndexer:
         """Begin behind the entries of the last run. `written`: the position from which rows are added."""
         indexed = Position(await self._database.read(lambda tx: tx.messages.counter("indexed")))
         self._indexed = self._noted = max(indexed, written)
+        self._entries = EntryBuilder()
 
     @property
     def position(self) -> Position:

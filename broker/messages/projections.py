@@ -28,7 +28,7 @@ from storage.database import Database, Transaction
 from storage.keys import DeviceKey, Position
 from storage.leases import Holder
 from storage.records import MessageRow, SnapshotRow
-from storage.sql import StoreDamagedError
+from storage.sql import StaleLeaseError, StoreDamagedError, StoreError
 
 #: A device is written once its oldest unwritten row is this old, so that each bucket of a minute is written once.
 WRITE_SECONDS: Final = 60.0
@@ -57,6 +57,7 @@ _RETRY_SECONDS: Final = 5.0
 #: A stop is not held up by rows that are in the log and can be added later.
 _SAVE_SECONDS: Final = 2.0
 _CONSUMER: Final = "folds"
+_NOTE_SECONDS: Final = 10.0
 _log = structlog.get_logger(__name__)
 
 _Saves = Sequence[tuple[SnapshotRow, Unsaved]]
@@ -154,6 +155,53 @@ class Projector:
         self._position = await self._database.read(saved_position)
         self._written = self._position
         await self._indexer.resume(self._position)
+
+    async def run_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Project while the lease is held. Where several nodes have it one after the other, begin with what the one
+        before has stored."""
+        if self._lease.held is None:
+            await self.project_forever(task_status=task_status)
+            return
+        try:
+            await self._begin_anew()
+            await self.project_forever(task_status=task_status)
+        finally:
+            if not self._is_held():
+                self._forget_all()
+
+    async def note_others_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """While another node projects: reads begin where the store is whole."""
+        await Loop(self._note_others, every=_NOTE_SECONDS, failure="snapshots_not_looked_at").run(
+            task_status=task_status
+        )
+
+    async def _note_others(self) -> None:
+        if not self._is_held():
+            self._position = self._written = max(self._position, await self._database.read(saved_position))
+
+    def _is_held(self) -> bool:
+        try:
+            self._lease.held  # noqa: B018 - it raises
+        except StaleLeaseError:
+            return False
+        return True
+
+    async def _begin_anew(self) -> None:
+        async with self._working:
+            while True:
+                try:
+                    self._forget_all()
+                    await self.resume()
+                except StoreError:
+                    await trio.sleep(_RETRY_SECONDS)
+                else:
+                    return
+
+    def _forget_all(self) -> None:
+        for folds in self._folds.values():
+            folds.leave_tally()
+        self._folds, self._unwritten, self._position = {}, {}, self._written
+        self._held, self._adding, self._follows, self._is_reading = RowsByDevice(), RowsByDevice(), False, False
 
     async def flush(self) -> None:
         """Add every durable row, and write all devices. Raises StoreError."""

@@ -9,6 +9,7 @@ from broker.limits.room import LimitsRoom
 from broker.messages.analytics import Analytics
 from broker.messages.claims import UnprovedClaims
 from broker.messages.entry_merger import EntryMerger
+from broker.messages.follower import LogFollower
 from broker.messages.heavy_reads import HeavyReads
 from broker.messages.history import Cursors, MessageHistory
 from broker.messages.ingest import Ingest
@@ -31,6 +32,8 @@ class MessagesRoom(msgspec.Struct, frozen=True):
     analytics: Analytics
     statuses: Statuses
     retention: Retention
+    #: Publishes the rows of other nodes; None: no other node writes.
+    follower: LogFollower | None
 
 
 async def open_messages(core: Core, devices: DevicesRoom, limits: LimitsRoom) -> MessagesRoom:
@@ -49,16 +52,22 @@ async def open_messages(core: Core, devices: DevicesRoom, limits: LimitsRoom) ->
         last_cts,
     )
     life.observe("ingest", ingest.statistics)
+    follower = None
+    if core.peers is not None:
+        follower = core.peers.rows = LogFollower(database, router, devices.registry, mids, core.peers.instance, head)
+        life.observe("follower", follower.statistics)
     projector = Projector(database, core.leases.of(LeaseName.FOLDS), router)
     snapshots = Snapshots(database, projector)
     await projector.resume()
     life.worker(
         "folds",
-        projector.project_forever,
+        projector.run_forever,
         lease=core.leases.of(LeaseName.FOLDS),
         save=projector.save,
         statistics=projector.statistics,
     )
+    if core.peers is not None:
+        life.worker("folds of others", projector.note_others_forever)
     rollup_days = RollupDays.of(core.settings.storage)
     retention = Retention(
         database,
@@ -89,4 +98,5 @@ async def open_messages(core: Core, devices: DevicesRoom, limits: LimitsRoom) ->
         analytics=Analytics(heavy_reads, clock, projector, rollup_days.kept),
         statuses=Statuses(database, core.clock, devices.presence, snapshots),
         retention=retention,
+        follower=follower,
     )

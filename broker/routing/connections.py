@@ -31,6 +31,7 @@ from broker.facts import (
     SharesChanged,
     TokenRevoked,
 )
+from broker.routing.claims import ConnectionClaims
 from broker.trace.origin import address_key, current_origin
 from storage.keys import DeviceKey
 
@@ -65,6 +66,7 @@ class DeviceLink:
     address: str = field(init=False)
     since: int = 0
     dropped: int = 0
+    is_elsewhere: bool = False  # the device has a newer connection to another node
 
     def __post_init__(self) -> None:
         origin = current_origin()
@@ -89,8 +91,19 @@ class DeviceLink:
         return taken
 
     @property
+    def key(self) -> DeviceKey:
+        return self.device.key
+
+    @property
     def takes_actions(self) -> bool:
         return self._deliver is not None
+
+    def replaced_elsewhere(self) -> None:
+        self.is_elsewhere = True
+        self._connections.replace(self)
+
+    def not_claimed(self) -> None:
+        self.close(CloseReason.SHUTDOWN)
 
     def close(self, reason: CloseReason) -> None:
         try:
@@ -128,6 +141,7 @@ class Connections:
         self._exclusive: dict[DeviceKey, DeviceLink] = {}
         self._takeovers = self._delivered = self._dropped = 0
         self._quota = quota
+        self._claims: ConnectionClaims | None = None
         router.subscribe(ActionStored, self._deliver, FactPhase.EFFECT)
         router.subscribe(TokenRevoked, self._end_revoked, FactPhase.EFFECT)
         router.subscribe(DeviceChanged, self._end_disabled, FactPhase.EFFECT)
@@ -163,6 +177,8 @@ class Connections:
     def enter(self, link: DeviceLink) -> None:
         """Register the link. An exclusive one replaces the one before."""
         link.since = self._clock.now_ms()
+        if self._claims is not None:
+            self._claims.begin(link)
         key = link.device.key
         incumbent = self._exclusive.get(key) if link.is_exclusive else None
         was_online = self.is_online(key)
@@ -170,15 +186,25 @@ class Connections:
         if link.is_exclusive:
             self._exclusive[key] = link
         if incumbent is not None:
-            self._takeovers += 1
-            # The old connection may take long to close; from now on it gets no Actions and does not count.
-            self.leave(incumbent)
-            incumbent.close(CloseReason.REPLACED)
+            self.replace(incumbent)
         connected = DeviceConnectedAgain if was_online else DeviceWentOnline
         self._router.publish(connected(key, link.protocol, link.since))
 
+    def replace(self, link: DeviceLink) -> None:
+        """The device has a newer connection."""
+        self._takeovers += 1
+        # The old connection may take long to close; from now on it gets no Actions and does not count.
+        self.leave(link)
+        link.close(CloseReason.REPLACED)
+
+    def share(self, claims: ConnectionClaims) -> None:
+        """Devices have one connection to several nodes together."""
+        self._claims = claims
+
     def leave(self, link: DeviceLink) -> None:
         """The link has ended, or was replaced."""
+        if self._claims is not None:
+            self._claims.end(link)
         key = link.device.key
         if self._exclusive.get(key) is link:  # a newer connection may have replaced this one
             del self._exclusive[key]
@@ -189,7 +215,7 @@ class Connections:
         self._dropped += link.dropped
         if not links:
             del self._links[key]
-            self._router.publish(DeviceWentOffline(key, self._clock.now_ms()))
+            self._router.publish(DeviceWentOffline(key, self._clock.now_ms(), is_elsewhere=link.is_elsewhere))
         elif links[-1].protocol != link.protocol:
             # The device's connection is now the latest of the remaining ones.
             self._router.publish(DeviceConnectedAgain(key, links[-1].protocol, self._clock.now_ms()))

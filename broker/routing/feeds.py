@@ -86,6 +86,9 @@ class Feeds:
             self._subscribers.remove(subscriber)
             self._interested.clear()
 
+    def has_subscribers(self) -> bool:
+        return bool(self._subscribers)
+
     def _messages_stored(self, fact: MessagesStored) -> None:
         if not self._subscribers:
             return

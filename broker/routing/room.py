@@ -1,16 +1,26 @@
 """Builds what routes stored messages and events to open connections."""
 
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 
 from broker.core import Core
 from broker.devices.registry import Device
 from broker.devices.room import DevicesRoom
+from broker.routing.claims import ConnectionClaims
 from broker.routing.connections import Connections, DeliveryQuota
 from broker.routing.events import Events
 from broker.routing.feeds import Feeds
 from storage.keys import DeviceKey
+
+
+class RowsOfOthers(Protocol):
+    """Publishes the rows of other nodes."""
+
+    #: Whether somebody now needs the devices of rows.
+    @property
+    def wants_devices(self) -> list[Callable[[], bool]]: ...
 
 
 class RoutingRoom(msgspec.Struct, frozen=True):
@@ -20,12 +30,23 @@ class RoutingRoom(msgspec.Struct, frozen=True):
 
 
 async def open_routing(
-    core: Core, devices: DevicesRoom, *, sender: Callable[[DeviceKey], Device | None], quota: DeliveryQuota | None
+    core: Core,
+    devices: DevicesRoom,
+    *,
+    sender: Callable[[DeviceKey], Device | None],
+    quota: DeliveryQuota | None,
+    follower: RowsOfOthers | None = None,
 ) -> RoutingRoom:
-    """`sender` gives the device of a row that was stored just now; without a `quota`, no delivery is charged."""
+    """`sender` gives the device of a row that was stored just now; without a `quota`, no delivery is charged.
+    `follower` publishes the rows of other nodes."""
     connections = Connections(core.router, core.clock, quota)
     core.life.observe("connections", connections.statistics)
-    feeds = Feeds(core.router, sender)
+    if core.peers is None or follower is None:
+        feeds = Feeds(core.router, sender)
+    else:
+        connections.share(ConnectionClaims(core.database, core.news, core.peers.node))
+        feeds = Feeds(core.router, lambda key: sender(key) or devices.registry.get_nowait(key))
+        follower.wants_devices.append(feeds.has_subscribers)
     core.life.observe("feeds", feeds.statistics)
     events = Events(core.router, devices.registry)
     core.life.observe("events", events.statistics)

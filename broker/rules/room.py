@@ -1,8 +1,11 @@
 """Builds rules: the engine, the rulebook, and what explains them."""
 
+from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import Final
 
 import msgspec
+import trio
 
 from broker.accounts.room import AccountsRoom
 from broker.cluster.kinds import RULE
@@ -28,6 +31,10 @@ from broker.rules.running.models import ConditionModels
 from broker.rules.running.names import NameResolver
 from broker.rules.sending.requests import RequestQueue, RuleRequests
 from broker.rules.sending.sender import RuleSender, TrialRuns
+from storage.outages import Outage
+from storage.sql import StoreError
+
+_RETRY_SECONDS: Final = 1.0
 
 
 class RulesRoom(msgspec.Struct, frozen=True):
@@ -38,6 +45,16 @@ class RulesRoom(msgspec.Struct, frozen=True):
     trial_runs: TrialRuns
     replays: Replays
     explainer: RuleExplainer
+
+
+async def _settled(load: Callable[[], Awaitable[None]]) -> None:
+    outage = Outage("rules_not_loaded")
+    while True:
+        try:
+            return await load()
+        except StoreError as error:
+            outage.failed(error)
+            await trio.sleep(_RETRY_SECONDS)
 
 
 async def open_rules(
@@ -68,9 +85,15 @@ async def open_rules(
     loader.set_compiler(invalidation.compile)
     await loader.load_all()
     await engine.resume()
+
+    async def run(*, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        if lease.held is not None:  # another node may have compiled what this one has not
+            await _settled(loader.load_all)
+        await engine.run_forever(task_status=task_status)
+
     life.worker(
         "rules",
-        engine.run_forever,
+        run,
         lease=lease,
         save=engine.save,
         statistics=engine.statistics,

@@ -7,7 +7,7 @@ they are served at once.
 
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -17,6 +17,7 @@ import trio
 
 from broker.cluster.keeper import AWAY, AWAY_SECONDS, DAEMON, Keeper
 from broker.cluster.leases import Leases
+from broker.cluster.membership import SEVERAL, NodeMembership
 from config.settings import Settings
 from protocols.errors import ListenerError, StateError
 from protocols.operation import systemd
@@ -26,6 +27,7 @@ from protocols.operation.reload import Reloading
 from protocols.streams.tls import TlsContext
 from storage.lease_table import LeaseTable
 from storage.leases import HeldLease, LeaseRecord
+from storage.migrations import VERSION
 from storage.outages import Outage
 from storage.sql import StoreError
 
@@ -39,6 +41,7 @@ _LEAST_PATIENCE_SECONDS: Final = 2.0
 
 
 T = TypeVar("T")
+_H = TypeVar("_H", HeldLease, "Sequence[HeldLease]")
 #: Stands between the name of a node and a command that has the lease.
 _OF_COMMAND: Final = " (command "
 _LOOK_SECONDS: Final = 0.1
@@ -48,8 +51,10 @@ _log = structlog.get_logger(__name__)
 class Serving:
     """The right to serve, which this daemon has."""
 
-    def __init__(self, keeper: Keeper) -> None:
-        self.leases = Leases(keeper)
+    def __init__(self, leases: Leases, membership: NodeMembership | None = None) -> None:
+        self.leases = leases
+        #: As one of several nodes; None: as the only one.
+        self.membership = membership
         #: Feeds systemd's watchdog until the store itself does.
         self.starting = trio.CancelScope()
 
@@ -83,13 +88,13 @@ async def serving_alone(
     engine.stands_by_as = cluster.name
     keeper = Keeper(table, cluster.name, engine.instance, cluster.lease_seconds)
     try:
-        if (held := await _lease(engine, keeper, reloading, hang_ups, context, stop, check)) is None:
+        if (held := await _lease(engine, keeper.take, reloading, hang_ups, context, stop, check)) is None:
             yield None
             return
         engine.stands_by_as = ""
         engine.fence_with(held)
         async with trio.open_nursery() as nursery:
-            serving = Serving(keeper)
+            serving = Serving(Leases(keeper))
             nursery.start_soon(keeper.keep_forever)
             nursery.start_soon(cut_silent_forever, engine)
             nursery.start_soon(_feed_watchdog, serving.starting)
@@ -98,6 +103,47 @@ async def serving_alone(
             finally:
                 with trio.CancelScope(shield=True):
                     await keeper.give_back()
+                nursery.cancel_scope.cancel()
+    finally:
+        with trio.CancelScope(shield=True):
+            await table.close()
+
+
+@asynccontextmanager
+async def serving_together(
+    engine: "PostgresqlEngine",
+    reloading: Reloading,
+    hang_ups: AsyncIterator[int] | None,
+    context: TlsContext | None,
+    stop: trio.Event | None,
+    *,
+    check: Callable[[], None],
+) -> AsyncIterator[Serving | None]:
+    """As `serving_alone`, as one of several nodes. A daemon that serves alone is waited for.
+
+    Raises as `serving_alone`; StoreError: a node of another version serves.
+    """
+    table = LeaseTable(engine, end_sessions=engine.end_sessions)
+    cluster = reloading.settings.cluster
+    engine.stands_by_as = cluster.name
+    member = NodeMembership(table, cluster.name, engine.instance, cluster.lease_seconds, VERSION)
+    try:
+        if (held := await _lease(engine, member.join, reloading, hang_ups, context, stop, check)) is None:
+            yield None
+            return
+        engine.stands_by_as = ""
+        engine.is_shared = True
+        engine.fence_with(*held)
+        async with trio.open_nursery() as nursery:
+            serving = Serving(Leases(member, are_held=False), member)
+            nursery.start_soon(member.keep_forever)
+            nursery.start_soon(cut_silent_forever, engine)
+            nursery.start_soon(_feed_watchdog, serving.starting)
+            try:
+                yield serving
+            finally:
+                with trio.CancelScope(shield=True):
+                    await member.leave()
                 nursery.cancel_scope.cancel()
     finally:
         with trio.CancelScope(shield=True):
@@ -151,6 +197,8 @@ async def _lease_of_command(keeper: Keeper, table: LeaseTable) -> HeldLease | No
 
 
 def _who_has_it(holder: LeaseRecord | None) -> str:
+    if holder is not None and holder.node == SEVERAL:
+        return "several nodes serve this store: give the command on one of them, or stop them all"
     node, is_command, command = ("another node" if holder is None else holder.node).partition(_OF_COMMAND)
     if not is_command:
         return f"node {node} serves this store: give the command there, or stop the daemon"
@@ -197,14 +245,14 @@ def _still_silent(
 
 async def _lease(
     engine: "PostgresqlEngine",
-    keeper: Keeper,
+    take: "Callable[[_Waiting], Awaitable[_H]]",
     reloading: Reloading,
     hang_ups: AsyncIterator[int] | None,
     context: TlsContext | None,
     stop: trio.Event | None,
     check: Callable[[], None],
-) -> HeldLease | None:
-    held: HeldLease | None = None
+) -> _H | None:
+    held: _H | None = None
 
     def prepare() -> None:
         check()  # not first at a take-over
@@ -214,13 +262,14 @@ async def _lease(
         nursery.start_soon(cut_silent_forever, engine)
         waiting = _Waiting(nursery, reloading, hang_ups, context, stop)
         await _when_answered(prepare, waiting)
-        held = await keeper.take(waiting)
+        held = await take(waiting)
         nursery.cancel_scope.cancel()
     if waiting.problem is not None:
         raise waiting.problem
     if held is not None and waiting.has_begun:
         if waiting.has_stood_by:
-            _log.info("taken_over", node=held.node, epoch=held.epoch)
+            lease = held if isinstance(held, HeldLease) else held[-1]
+            _log.info("taken_over", node=reloading.settings.cluster.name, epoch=lease.epoch)
         systemd.notify("STATUS=Takes over" if waiting.has_stood_by else "STATUS=Starts")
     return held
 

@@ -44,6 +44,7 @@ from storage.engines.postgresql_sql import quoted, translated
 from storage.engines.postgresql_tables import PostgresqlTables
 from storage.engines.postgresql_target import CONNECT_SECONDS, LOST, Target, explained, is_away, said, session_text
 from storage.engines.postgresql_types import ARRAYS, adapt, escaped
+from storage.facts import StoreBehindError
 from storage.leases import HeldLease
 from storage.migrations import names
 from storage.sql import (
@@ -84,6 +85,10 @@ _NO_PARTITION: Final = "23514"
 _TAKEN: Final = "TL001"  # of require_lease (storage/schema/0080_leases.postgresql.sql)
 _READ_ONLY: Final = "25006"
 _IS_READ_ONLY: Final = "the server is read-only"
+#: Each of several nodes hears of this channel when another one has stored rows or facts.
+CHANNEL: Final = "trunkline"
+#: A node that stands still within a transaction holds up the others for this long at most.
+_STANDS_STILL_MS: Final = 2_000
 _UNREPLICATED: Final = "a commit waits for a synchronous standby of the server, which does not answer it"
 #: The name of a connection as the server has it: PgBouncer may append an address (application_name_add_host).
 _NAME: Final = "split_part(application_name, ' - ', 1)"
@@ -157,12 +162,14 @@ class PostgresqlConnection:
         self._engine = engine
         self._read_only = read_only
         self._later: list[str] = []  # goes with the next statement
-        self._is_begun = self._is_writing = self._is_ended = False
+        self._is_begun = self._is_writing = self._is_ended = self._tells_others = False
         self._node = engine.new_name()
         self._number = 0  # of the last commit
         self._streams = 0
         self._log_statements: dict[tuple[object, ...], str] = {}
         self._head: int | None = None  # the highest position that this connection has given
+        #: Of several nodes: the fence up to which this one has heard all facts. None: it is the only one that writes.
+        self.fence: int | None = None
         self.partitions = Partitions(self)
         #: Since when this waits for an answer of the server, by time.monotonic.
         self.waits_since: float | None = None
@@ -296,6 +303,7 @@ class PostgresqlConnection:
             self.partitions.keep_ahead(self._head or 0)
             row = self._run(sql, [number, *values]).one()
             given = int(row["head"]) if row else 0
+            self._tells_others = True
         else:
             given = self._alone(sql, number, values)
         self._head = given
@@ -303,13 +311,17 @@ class PostgresqlConnection:
 
     def _log_statement(self, tables: Sequence[tuple[str, Sequence[str]]]) -> str:
         """The insertion into tables of the log, within a transaction or as one of its own."""
-        key = (self._is_writing, *(table for table, _ in tables))
+        is_fenced = self.fence is not None and not self._is_writing
+        key = (self._is_writing, is_fenced, *(table for table, _ in tables))
         if (sql := self._log_statements.get(key)) is None:
             fence = "" if self._is_writing else "".join(f"({check})::text || " for check in self._engine.fence)
-            sql = f"WITH {_GIVEN.format(fence=fence)}{'' if self._is_writing else _NUMBERED}"
+            given = _GIVEN_BEHIND_THE_FENCE if is_fenced else _GIVEN
+            only = " WHERE given.head IS NOT NULL" if is_fenced else ""
+            numbered = "" if self._is_writing else _NUMBERED.format(only=only)
+            sql = f"WITH {given.format(fence=fence, instance=self._engine.instance)}{numbered}"
             for table, columns in tables:
-                sql += f", of_{table} AS ({_insert(table, columns, self._types_of(table), shifted=True)})"
-            sql = self._log_statements[key] = f"{sql} {_HEAD}"
+                sql += f", of_{table} AS ({_insert(table, columns, self._types_of(table), shifted=True)}{only})"
+            sql = self._log_statements[key] = f"{sql} {_HEAD}{only}"
         return sql
 
     def given_head(self) -> int:
@@ -431,11 +443,22 @@ class PostgresqlConnection:
 
     def begin(self, *, write: bool) -> None:
         self._be_connected()
-        self._is_begun, self._is_writing = True, write
+        self._is_begun, self._is_writing, self._tells_others = True, write, False
         if write:
             self._later = ["BEGIN", f"SELECT pg_advisory_xact_lock({WORKS_LOCK})", *self._engine.fence]
         else:
             self._later = ["BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"]
+
+    def begin_hearing(self) -> None:
+        """As `begin`, for reading what the others have told: nobody is about to commit rows, or what ends something."""
+        self.begin(write=True)
+        self._later = ["BEGIN", f"SELECT pg_advisory_xact_lock({LOG_LOCK})"]
+
+    def tell_others(self, *, is_fencing: bool) -> None:
+        """The transaction has facts. `is_fencing`: no node stores rows behind it before it has heard them."""
+        self._tells_others = True
+        if is_fencing:
+            self._later += [f"SELECT pg_advisory_xact_lock({LOG_LOCK})", "SELECT nextval('fence')"]
 
     def savepoint(self, command: str) -> None:
         self._later.append(command)
@@ -447,6 +470,8 @@ class PostgresqlConnection:
         self._later.append(f"INSERT INTO batch (node, number, head) VALUES {values}")  # noqa: S608 - own
         if number % _BATCHES_KEPT == 0:
             self._later += self._forgetting()
+        if self._tells_others and self.fence is not None:
+            self._later.append(f"NOTIFY {CHANNEL}, '{self._engine.instance}'")
         self._later.append("COMMIT")
         try:
             self._send_later()
@@ -470,10 +495,13 @@ class PostgresqlConnection:
         """Run a statement that is a transaction of its own, and takes the number of the commit with it. Returns the
         highest position that it has given."""
         number, row, until = self._number + 1, None, self._until()
+        numbers = [of_rows, self._node, number] if self.fence is None else [self.fence, of_rows, self._node, number]
         while row is None:
             try:
                 self.partitions.keep_ahead(self._head or 0)
-                row = self._run(sql, [of_rows, self._node, number, *values]).one()
+                row = self._run(sql, [*numbers, *values]).one()
+                if row is None:
+                    raise StoreBehindError
             except StoreLostError as error:
                 row = self._settled(number)
                 if row is None and time.monotonic() >= until:  # it breaks again and again
@@ -589,6 +617,8 @@ class PostgresqlConnection:
                 if not self._read_only:
                     _check_writable(connection, target)
                     _end_former(connection, self.name)
+                    if self._engine.is_shared:
+                        connection.execute(f"SET idle_in_transaction_session_timeout = {_STANDS_STILL_MS}".encode())
             self._socket = target.other_socket(connection)
         except psycopg.Error as error:
             connection.close()
@@ -684,7 +714,14 @@ _GIVEN: Final = (
     " given AS MATERIALIZED (SELECT setval('log',"
     " (SELECT last_value FROM log WHERE locked.done IS NOT NULL) + %s) AS head FROM locked)"
 )
-_NUMBERED: Final = ", numbered AS (INSERT INTO batch (node, number, head) SELECT %s, %s, head FROM given)"
+#: As `_GIVEN`, of several nodes: nothing is given when somebody has moved the fence. The others are told.
+_GIVEN_BEHIND_THE_FENCE: Final = (
+    f"locked AS MATERIALIZED (SELECT {{fence}}pg_advisory_xact_lock({LOG_LOCK})::text AS done),"  # noqa: S608 - constants
+    " given AS MATERIALIZED (SELECT CASE WHEN (SELECT last_value FROM fence WHERE locked.done IS NOT NULL) = %s"
+    " THEN setval('log', (SELECT last_value FROM log WHERE locked.done IS NOT NULL) + %s) END AS head,"
+    f" pg_notify('{CHANNEL}', '{{instance}}')::text AS told FROM locked)"
+)
+_NUMBERED: Final = ", numbered AS (INSERT INTO batch (node, number, head) SELECT %s, %s, head FROM given{only})"
 _HEAD: Final = "SELECT head FROM given"
 
 
@@ -759,6 +796,8 @@ class PostgresqlEngine:
         self._connections: WeakValueDictionary[str, PostgresqlConnection] = WeakValueDictionary()
         #: Queries that begin each transaction that writes; one fails when another daemon has the store.
         self.fence: Sequence[str] = ()
+        #: Whether other nodes write, too.
+        self.is_shared = False
 
     def add(self, name: str, connection: PostgresqlConnection) -> None:
         """A connection that `cut_silent` looks at."""
@@ -792,10 +831,12 @@ class PostgresqlEngine:
         """A name for one more connection of this process."""
         return f"{self.instance}.{next(self._numbers)}"
 
-    def fence_with(self, held: HeldLease) -> None:
-        """Write nothing from now on, unless this lease is held (StoreTakenError). Call it before `open`."""
-        name, node = (Literal(text).as_string() for text in (held.name, held.node))
-        self.fence = (f"SELECT require_lease({name}, {node}, {held.epoch})",)
+    def fence_with(self, *leases: HeldLease) -> None:
+        """Write nothing from now on, unless these leases are held (StoreTakenError). Call it before `open`."""
+        self.fence = tuple(
+            f"SELECT require_lease({Literal(one.name).as_string()}, {Literal(one.node).as_string()}, {one.epoch})"
+            for one in leases
+        )
 
     def prepare_leases(self) -> None:
         """Make a store where there is none, so that there are leases. An older store stays as it is, because another

@@ -95,6 +95,7 @@ WHO_HEARS_OF_WHAT = {
     "device task moved": ["ManagementEngine._settled"],
     "management": ["Configurations._heard"],
     "model": ["Shelf.changed", "Training._model_changed"],
+    "connection replaced": [],  # by other nodes: ConnectionClaims._replaced
     "models of a rule": ["Training._rule_models_changed"],
     "notifications replayed": ["open_subscriptions.<locals>.replayed"],
     "roll-out changed": ["ManagementEngine._rollout_changed"],
@@ -108,6 +109,7 @@ WHO_HEARS_OF_WHAT = {
 
 #: They end something: a node must have heard of it before it commits anything more.
 FENCING = {
+    "connection replaced",
     "ApplicationGrantsChanged",
     "DeviceDeleted",
     "DeviceDisabled",

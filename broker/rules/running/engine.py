@@ -140,6 +140,8 @@ class RuleEngine:
     async def run_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         task_status.started()
         outage = Outage("rules_not_saved")
+        # Where several nodes have the lease one after the other, what this one knows of the states may be old.
+        self._must_restore = self._must_restore or self._lease.held is not None
         while True:
             try:
                 goes_on = await self.step()

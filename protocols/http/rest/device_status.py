@@ -170,8 +170,10 @@ class DeviceStatusCalls(RestCalls):
         summary="Whether a device is connected",
     )
     async def presence(self, device: Device) -> _Presence:
-        seen_on = (await self._presence.of(device.key)).last_seen_on
-        is_online = self._connections.is_online(device.key)
+        presence = await self._presence.of(device.key)
+        seen_on = presence.last_seen_on
+        # To this node, or, as the store has it, to another one.
+        is_online = self._connections.is_online(device.key) or presence.is_connected
         return _Presence(device.id, _PresenceData(last_seen_on=absent_if_none(seen_on), connected=is_online))
 
     async def _existing(self, device_ids: tuple[str, ...]) -> list[Device]:

@@ -1,0 +1,215 @@
+"""The fact log of several nodes: what this one tells, and what it hears of the others, in the order of the numbers.
+
+A commit of this node reads what others have told before it, so it is heard first. A node that does not commit looks
+once a second, and when PostgreSQL says that somebody has stored something (storage/facts.py).
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, Final, Protocol
+
+import msgspec
+import structlog
+import trio
+
+from broker.cluster.fenced import FencedError
+from broker.cluster.kinds import BY_NAME, CONNECTION_REPLACED
+from broker.cluster.news import News
+from broker.facts import DeviceDeleted, DeviceDisabled, DeviceHandedOver
+from storage.database import CommitGroup, Database
+from storage.facts import FactRecord, FactsLostError
+from storage.keys import DeviceKey, Position
+from storage.outages import Outage
+from storage.peers import PackedFact
+from storage.sql import StoreError
+from storage.told import Told
+
+_LOOK_SECONDS: Final = 1.0
+_RETRY_SECONDS: Final = 0.1
+_encode: Final = msgspec.msgpack.Encoder().encode
+_log = structlog.get_logger(__name__)
+
+
+class Rows(Protocol):
+    """Publishes the rows of other nodes (broker/messages/follower.py)."""
+
+    async def before(self, first: Position, last: Position) -> None:
+        """Publish what comes before a commit of this node with these positions. Raises StoreError."""
+
+    async def read_on(self) -> None:
+        """Publish what the others have stored. Raises StoreError."""
+
+
+class FactLogStatistics(msgspec.Struct, frozen=True):
+    """`heard`: the number of the last fact that this node knows; the others count since the start."""
+
+    heard: int
+    told: int
+    refused_commits: int
+
+
+class FactLog:
+    """The facts as one node tells and hears them; implements `Peers` (storage/peers.py)."""
+
+    def __init__(
+        self, instance: str, node: str, patience_seconds: float, wait: Callable[[float], bool] | None = None
+    ) -> None:
+        """
+        Args:
+            instance: the name of this process.
+            node: that of this node.
+            patience_seconds: how long the rows of the others are waited for.
+            wait: blocks for this number of seconds at most; whether another node has stored something. May raise
+                StoreError.
+        """
+        self.instance = instance
+        self.node = node
+        self._patience_seconds = patience_seconds
+        self._wait = wait
+        self._news: News | None = None
+        self._database: Database | None = None
+        self.rows: Rows | None = None
+        self._heard = self._told = self._refused = 0
+        self._failed: StoreError | None = None
+        self._wanted = trio.Event()
+
+    def open(self, database: Database, news: News) -> None:
+        self._database, self._news = database, news
+
+    # As `Peers`
+
+    def begin(self, number: int) -> None:
+        self._heard = number
+
+    def packed(self, told: Told) -> PackedFact | None:
+        kind, key, content = told
+        name = kind.name  # type: ignore[attr-defined]
+        if BY_NAME.get(name) is not kind or kind.is_own:
+            return None
+        return PackedFact(kind.is_fencing, name, _encode(key), _encode(content))
+
+    def heard(self, facts: Sequence[FactRecord]) -> None:
+        for fact in facts:
+            if fact.number <= self._heard:
+                continue
+            self._heard = fact.number
+            kind = BY_NAME.get(fact.kind)
+            if kind is None or self._news is None:
+                _log.error("fact_unknown", kind=fact.kind)
+                continue
+            key = _decoder(kind.key_type).decode(fact.value)
+            self._news.heard_elsewhere((kind, key, _decoder(kind.content_type).decode(fact.content)))
+
+    def committed(self, told: Sequence[Told | FactRecord], upto: int) -> None:
+        own: list[Told] = []
+        for one in told:
+            if isinstance(one, FactRecord):
+                self.heard((one,))
+            else:
+                own.append(one)
+        self._told += len(own)
+        self._heard = max(self._heard, upto)
+        if own and self._news is not None:
+            self._news.heard(own)
+
+    def refusal(self, group: CommitGroup, facts: Sequence[FactRecord]) -> str | None:
+        """A group with rows of a device that others have ended is refused as a whole: nobody in it is acknowledged, and
+        who sends again is told why not, or sends over a connection that goes on."""
+        ended = self._ended_by(facts)
+        if ended and (
+            any(row.device in ended for row in group.messages)
+            or any(row.device in ended for row in group.failed)
+            or any(row.source in ended or row.device in ended for row in group.actions)
+        ):
+            self._refused += 1
+            return "a device has connected to another node, or has ended there: its messages are not stored"
+        return None
+
+    def _ended_by(self, facts: Sequence[FactRecord]) -> set[DeviceKey]:
+        found: set[DeviceKey] = set()
+        for fact in facts:
+            if not fact.is_fencing or (kind := BY_NAME.get(fact.kind)) is None:
+                continue
+            key = _decoder(kind.key_type).decode(fact.value)
+            if isinstance(key, DeviceDisabled | DeviceDeleted | DeviceHandedOver) or (
+                kind is CONNECTION_REPLACED and any(node == self.node for node, _ in key.replaced)
+            ):
+                found.add(key.device)
+        return found
+
+    async def publish(self, group: CommitGroup) -> None:
+        if self.rows is None or not (number := group.row_count):
+            return
+        last = Position(group.head + group.base)
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + self._patience_seconds):
+            while True:
+                try:
+                    await self.rows.before(Position(last - number + 1), last)
+                except StoreError as error:
+                    self._failed = error
+                else:
+                    self._failed = None
+                    return
+                await trio.sleep(_RETRY_SECONDS)
+        # It goes on without them for as long as its end takes.
+        self._failed = self._failed or StoreError("the database is too slow")
+        self._wanted.set()
+
+    # Work
+
+    async def follow_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Hear the others. Raises FencedError: this node has lost touch."""
+        task_status.started()
+        outage = Outage("others_not_heard", "others_heard_again")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._listen_forever)
+            while True:
+                if self._failed is not None:
+                    raise FencedError(f"this node cannot read what the others have stored: {self._failed}")
+                try:
+                    await self.hear()
+                    if self.rows is not None:
+                        await self.rows.read_on()
+                    outage.succeeded()
+                except FactsLostError as error:
+                    raise FencedError(f"{error}: what it keeps in memory is old. Started again, it reads it") from error
+                except StoreError as error:
+                    outage.failed(error)
+                with trio.move_on_after(_LOOK_SECONDS):
+                    await self._wanted.wait()
+                self._wanted = trio.Event()
+
+    async def hear(self) -> None:
+        """Hear what others have told, up to what a commit of this node has told that is not settled yet. Raises
+        StoreError."""
+        database = self._database
+        assert database is not None, "it is not open"  # noqa: S101 - an invariant of the caller
+        while True:
+            behind = self._heard
+            found = await database.look_up(lambda tx, behind=behind: tx.facts.after(behind))  # type: ignore[misc]
+            for fact in found.facts:
+                if fact.number <= self._heard:
+                    continue
+                if fact.node == self.instance:
+                    return
+                self.heard((fact,))
+            if found.is_all:
+                return
+
+    async def _listen_forever(self) -> None:
+        if self._wait is None:
+            return
+        while True:
+            try:
+                if await trio.to_thread.run_sync(self._wait, _LOOK_SECONDS, abandon_on_cancel=True):
+                    self._wanted.set()
+            except StoreError:  # `follow_forever` tells of it, and looks once a second
+                await trio.sleep(_LOOK_SECONDS)
+
+    def statistics(self) -> FactLogStatistics:
+        return FactLogStatistics(self._heard, self._told, self._refused)
+
+
+@cache
+def _decoder(type_: Any) -> msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(type_)

@@ -1,0 +1,304 @@
+"""A node among several that serve one store: its own lease, which says that it lives, and those of the workers.
+
+Each node renews its lease four times before it is over, by PostgreSQL's clock. When one is over, any other node buries
+it: the epoch grows, so nothing of it is stored any more, and its workers and connections are free. All nodes together
+hold the lease of the whole daemon, so that none begins beside a daemon that serves alone.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Final
+
+import structlog
+import trio
+
+from broker.cluster.fenced import FencedError, ReplacedError
+from broker.cluster.keeper import AWAY, AWAY_SECONDS, DAEMON, Candidate, boot_seconds
+from broker.cluster.leases import Deadline, LeaseName, Leases, NodeStatus
+from storage.database import Database, Transaction
+from storage.lease_table import LeaseTable
+from storage.leases import NODE, HeldLease, LeaseRecord, LeaseStore
+from storage.outages import Outage
+from storage.sql import StoreError, StoreForkedError
+
+#: The name of all nodes together as the holder of the lease of the daemon.
+SEVERAL: Final = "(several nodes)"
+_EARLY_SECONDS: Final = 2.0
+_LOOK_SECONDS: Final = 0.2
+_LONGEST_SECONDS: Final = 60.0
+_FORGET_SECONDS: Final = 60.0
+#: How many looks long a node leaves the part of another one to it.
+_PATIENT_LOOKS: Final = 3
+_log = structlog.get_logger(__name__)
+
+
+class _Overdue:
+    """Which leases are over. The clock of the store, which may jump, is believed once for each renewal; from then on
+    that of this machine counts."""
+
+    def __init__(self, now: Callable[[], float], seconds: float) -> None:
+        self._now = now
+        self._longest = max(seconds, _LONGEST_SECONDS)
+        self._seen: dict[str, tuple[int, int, float]] = {}
+
+    def is_over(self, lease: LeaseRecord) -> bool:
+        epoch, until, over_at = self._seen.get(lease.name, (-1, -1, 0.0))
+        if (epoch, until) != (lease.epoch, lease.until):
+            over_at = self._now() + min(lease.seconds_left, self._longest)
+            self._seen[lease.name] = lease.epoch, lease.until, over_at
+        return self._now() >= over_at
+
+
+class NodeMembership(Deadline):
+    """Joins, keeps this node's lease, and leaves."""
+
+    def __init__(
+        self,
+        table: LeaseTable,
+        node: str,
+        instance: str,
+        seconds: float,
+        version: str,
+        *,
+        now: Callable[[], float] = boot_seconds,
+    ) -> None:
+        """Arguments as of `Keeper`. `version`: of this daemon."""
+        self._table = table
+        self.node = node
+        self._instance = instance
+        self._seconds = seconds
+        self._version = version
+        self._now = now
+        self._until = float("-inf")
+        self._renewed = trio.Event()
+        self._overdue = _Overdue(now, seconds)
+        self._latency_seconds = 0.0
+        self._others: tuple[str, ...] = ()
+        self._found: LeaseRecord | None = None
+        self._free_for: dict[LeaseName, int] = {}  # looks since the lease was found free
+        self.shared: HeldLease | None = None
+        self.held: HeldLease | None = None
+
+    # As `Deadline`
+
+    def is_ahead(self) -> bool:
+        return self._now() < self._until
+
+    async def wait_ahead(self) -> None:
+        while not self.is_ahead():
+            await self._renewed.wait()
+
+    def status(self) -> NodeStatus:
+        epoch = 0 if self.held is None else self.held.epoch
+        left = max(0.0, self._until + _EARLY_SECONDS - self._now()) if epoch else 0.0
+        return NodeStatus(self.node, epoch, left, self._latency_seconds, self._others)
+
+    # The life of a node
+
+    async def join(self, waiting: Candidate) -> Sequence[HeldLease]:
+        """Wait until no daemon serves alone, and join. Returns the leases that each transaction needs.
+
+        Raises StoreError: the store cannot be used, or a node of another version serves.
+        """
+        known = None
+        while True:
+            try:
+                if (shared := await self._join()) is not None:
+                    break
+            except AWAY as error:
+                known = None
+                waiting.is_away(error)
+                await trio.sleep(AWAY_SECONDS)
+                continue
+            waiting.answers()
+            if (found := self._found) is not None and (found.node, found.epoch) != known:
+                known = found.node, found.epoch
+                waiting.stands_by(found)
+            await trio.sleep(_LOOK_SECONDS)
+        asked = self._now()
+        name = f"{NODE}{self.node}"
+        held = await self._table.take(name, self.node, self._instance, self._seconds, is_over=lambda _former: True)
+        assert held is not None, "no other node has this name"  # noqa: S101 - `take` replaces a node of the same name
+        await self._table.run(partial(_note, held, self._version))
+        self.shared, self.held = shared, held
+        self._note_renewed(asked)
+        return shared, held
+
+    async def _join(self) -> HeldLease | None:
+        for one in await self._table.run(_nodes):
+            if one.node != self.node and one.version != self._version and one.seconds_left > 0:
+                raise StoreError(
+                    f"node {one.node} runs Trunkline {one.version}, and this one is {self._version}: nodes of several"
+                    " versions do not serve together. Stop all nodes, and start them with one version"
+                )
+        return await self._table.join(DAEMON, SEVERAL, self._seconds, is_over=self._is_free)
+
+    def _is_free(self, former: LeaseRecord) -> bool:
+        self._found = former
+        return self._overdue.is_over(former)
+
+    def _note_renewed(self, asked: float) -> None:
+        self._until = asked + self._seconds - _EARLY_SECONDS
+        self._renewed.set()
+        self._renewed = trio.Event()
+
+    async def keep_forever(self) -> None:
+        """Renew the leases. Raises FencedError: this node is buried or replaced, or could not renew them in time."""
+        outage = Outage("lease_not_renewed", "lease_renewed_again")
+        problem = "the database does not answer"
+
+        async def end_when_over() -> None:
+            while self.held is not None:
+                if (left := self._until + _EARLY_SECONDS - self._now()) > 0:
+                    await trio.sleep(left)
+                    continue
+                self._give_up()
+                raise FencedError(
+                    f"this node could not tell the others for {self._seconds:g} s (cluster.lease_seconds) that it"
+                    f" lives: {problem}. Nothing that it acknowledged is lost. Started again, it joins them"
+                )
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(end_when_over)
+            while (held := self.held) is not None and (shared := self.shared) is not None:
+                await trio.sleep(self._seconds / 4)
+                asked = self._now()
+                try:
+                    is_held, others = await self._renew(held, shared)
+                    self._latency_seconds = self._now() - asked
+                except StoreForkedError as error:
+                    self._give_up()
+                    raise FencedError(str(error)) from error
+                except StoreError as error:
+                    problem = str(error)
+                    outage.failed(error)
+                    continue
+                if self.held is not held:  # it was given back
+                    break
+                if not is_held:
+                    raise await self._fenced(held)
+                outage.succeeded(epoch=held.epoch)
+                self._note_renewed(asked)
+                self._others = tuple(one.node for one in others if one.node != self.node)
+            nursery.cancel_scope.cancel()
+
+    async def _renew(self, held: HeldLease, shared: HeldLease) -> tuple[bool, list[LeaseRecord]]:
+        is_held = await self._table.renew(held, self._seconds) and await self._table.renew(shared, self._seconds)
+        return is_held, await self._table.run(_nodes)
+
+    async def _fenced(self, held: HeldLease) -> FencedError:
+        self._give_up()
+        holder = daemon = None
+        with suppress(StoreError):
+            holder, daemon = await self._table.find(held.name), await self._table.find(DAEMON)
+        if daemon is not None and daemon.node != SEVERAL:
+            return FencedError(f"node {daemon.node} serves the store alone now, and this node was away for too long")
+        if holder is not None and holder.instance != self._instance:
+            return ReplacedError(
+                f"another daemon with the name of this node, {self.node}, serves the store now: give each its own name"
+                " (cluster.node)"
+            )
+        return FencedError(
+            f"the other nodes have not heard of this one, {self.node}, for longer than cluster.lease_seconds, and go on"
+            " without it. Nothing that it acknowledged is lost. Started again, it joins them"
+        )
+
+    def _give_up(self) -> None:
+        self.held = self.shared = None
+        self._until = float("-inf")
+
+    async def leave(self) -> None:
+        """This node has stopped writing: its workers are free at once."""
+        held, shared = self.held, self.shared
+        self._give_up()
+        if held is None or shared is None:
+            return
+        try:
+            await self._table.leave(held, shared)
+        except StoreError as error:  # it is over soon
+            _log.warning("lease_not_given_back", reason=str(error))
+
+    # The others
+
+    async def look_after_forever(
+        self,
+        database: Database,
+        leases: Leases,
+        workers: Sequence[LeaseName],
+        buried: Callable[[], Awaitable[None]],
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Bury the nodes that are silent, and take the leases of workers that nobody has.
+
+        Args:
+            database: of this node.
+            leases: this node gains them.
+            workers: the names of leases that it may take.
+            buried: called when a node was buried.
+        """
+        task_status.started()
+        outage, forget_at = Outage("nodes_not_looked_after"), 0.0
+        while True:
+            try:
+                nodes = await self._table.run(_nodes)
+                for one in nodes:
+                    if one.node != self.node and self._overdue.is_over(one):
+                        await self._bury(one, database)
+                        await buried()
+                await self._take_workers([one.node for one in nodes if one.seconds_left > 0], leases, workers)
+                if self._now() >= forget_at:
+                    await self._table.forget_old_facts()
+                    forget_at = self._now() + _FORGET_SECONDS
+                outage.succeeded()
+            except StoreError as error:
+                outage.failed(error)
+            await trio.sleep(min(1.0, self._seconds / 8))
+
+    async def _bury(self, record: LeaseRecord, database: Database) -> None:
+        # A process that stands still may hold locks.
+        await self._table.end_sessions(record.instance)
+        if await database.write(partial(_bury, record)):
+            _log.warning("node_buried", node=record.node, epoch=record.epoch)
+
+    async def _take_workers(self, nodes: Sequence[str], leases: Leases, workers: Sequence[LeaseName]) -> None:
+        """Take what is free: this node's part at once, that of another one when it has not taken it for two looks."""
+        held = {one.name for one in await self._table.run(_of_workers)}
+        for number, name in enumerate(LeaseName):
+            lease = leases.of(name)
+            if name not in workers or lease.is_held or name.value in held:
+                self._free_for.pop(name, None)
+                continue
+            looks = self._free_for[name] = self._free_for.get(name, 0) + 1
+            if nodes and nodes[number % len(nodes)] != self.node and looks <= _PATIENT_LOOKS:
+                continue
+            row = await self._table.run(partial(_take_worker, name.value, self.node, self._instance))
+            if row is not None:
+                lease.gain(row)
+                _log.info("lease_gained", lease=name.value, epoch=row.epoch)
+
+
+def _nodes(leases: LeaseStore) -> list[LeaseRecord]:
+    return leases.nodes()
+
+
+def _of_workers(leases: LeaseStore) -> list[LeaseRecord]:
+    return leases.of_workers([name.value for name in LeaseName])
+
+
+def _take_worker(name: str, node: str, instance: str, leases: LeaseStore) -> HeldLease | None:
+    return leases.take_worker(name, node, instance)
+
+
+def _note(held: HeldLease, version: str, leases: LeaseStore) -> None:
+    """This node begins: what it held before has ended."""
+    leases.free(held.node)
+    leases.note_version(held, version)
+
+
+def _bury(record: LeaseRecord, tx: Transaction) -> bool:
+    if not tx.leases.bury(record):
+        return False
+    tx.devices.end_online_periods_of(tx.device_connections.end_all(record.node))
+    return True

@@ -1,0 +1,71 @@
+"""One persistent connection for each device token on several nodes together (reference 16.1).
+
+Each connection of this node has a row in the store. A new one with the device's own token removes the row of the one
+before, wherever that is, in the commit in which its first messages can be. The node of the former one hears of it
+before it stores anything more, closes that connection, and what it has sent since is refused.
+"""
+
+from functools import partial
+from itertools import count
+from typing import Protocol
+
+from broker.cluster.kinds import CONNECTION_REPLACED, ConnectionReplaced
+from broker.cluster.news import News
+from storage.database import Database, Transaction
+from storage.keys import DeviceKey
+from storage.sql import StoreError
+
+
+class Claimed(Protocol):
+    """A connection of a device to this node."""
+
+    @property
+    def key(self) -> DeviceKey: ...
+    @property
+    def is_exclusive(self) -> bool: ...
+    def replaced_elsewhere(self) -> None:
+        """The device has a newer connection to another node."""
+
+    def not_claimed(self) -> None:
+        """The store has no row of it: others would not know."""
+
+
+class ConnectionClaims:
+    def __init__(self, database: Database, news: News, node: str) -> None:
+        self._database = database
+        self._node = node
+        self._numbers = count(1)
+        self._claimed: dict[int, Claimed] = {}
+        self._number_of: dict[Claimed, int] = {}
+        news.listen_elsewhere(CONNECTION_REPLACED, self._replaced)
+
+    def begin(self, link: Claimed) -> None:
+        """Claim the device for this connection, in the commit to come."""
+        number = next(self._numbers)
+        self._claimed[number], self._number_of[link] = link, number
+        group = self._database.open_group
+        self._database.write_nowait(partial(_begin, self._node, number, link.key, link.is_exclusive))
+        group.callbacks.append(partial(self._ended, number))
+
+    def _ended(self, number: int, error: StoreError | None) -> None:
+        if error is not None and (link := self._claimed.get(number)) is not None:
+            link.not_claimed()
+
+    def end(self, link: Claimed) -> None:
+        """The connection has ended."""
+        if (number := self._number_of.pop(link, None)) is not None:
+            del self._claimed[number]
+            self._database.write_nowait(lambda tx: tx.device_connections.end(self._node, number))
+
+    def _replaced(self, replaced: ConnectionReplaced, _content: None) -> None:
+        for node, number in replaced.replaced:
+            link = self._claimed.pop(number, None) if node == self._node else None
+            if link is not None:
+                del self._number_of[link]
+                link.replaced_elsewhere()
+
+
+def _begin(node: str, number: int, device: DeviceKey, is_exclusive: bool, tx: Transaction) -> None:
+    replaced = tx.device_connections.begin(node, number, device, is_exclusive=is_exclusive)
+    if others := tuple(one for one in replaced if one[0] != node):
+        tx.tell(CONNECTION_REPLACED, ConnectionReplaced(device, others))

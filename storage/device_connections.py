@@ -1,0 +1,52 @@
+"""The persistent connections of devices to several nodes (reference 16.1). The caller holds the transaction."""
+
+from collections.abc import Collection, Sequence
+
+from storage.keys import DeviceKey
+from storage.sql import Store
+
+
+class DeviceConnectionStore(Store):
+    def begin(self, node: str, number: int, device: DeviceKey, *, is_exclusive: bool) -> list[tuple[str, int]]:
+        """Add a connection. An exclusive one takes the place of the others that are exclusive: returns their nodes and
+        numbers."""
+        replaced: list[tuple[str, int]] = []
+        if is_exclusive:
+            rows = self._db.execute(
+                "DELETE FROM device_connection WHERE device = :device AND is_exclusive = 1 RETURNING node, number",
+                {"device": device},
+            )
+            replaced = [(row["node"], int(row["number"])) for row in rows]
+        self._insert(
+            "device_connection",
+            {"node": node, "number": number, "device": device, "is_exclusive": int(is_exclusive)},
+        )
+        return replaced
+
+    def end(self, node: str, number: int) -> None:
+        self._db.execute(
+            "DELETE FROM device_connection WHERE node = :node AND number = :number", {"node": node, "number": number}
+        )
+
+    def end_all(self, node: str) -> list[DeviceKey]:
+        """Remove the connections of a node that is gone. Returns the devices that have no other one."""
+        rows = self._db.execute("DELETE FROM device_connection WHERE node = :node RETURNING device", {"node": node})
+        devices = {DeviceKey(row["device"]) for row in rows}
+        return sorted(devices - self.connected(devices))
+
+    def forget_all(self) -> None:
+        """This daemon is the only one on the store from now on."""
+        self._db.execute("DELETE FROM device_connection")
+
+    def connected(self, devices: Collection[DeviceKey], *, but_for: str = "") -> set[DeviceKey]:
+        """The ones of these devices that have a connection, but for connections to this node."""
+        rows = self._db.execute(
+            "SELECT DISTINCT device FROM device_connection WHERE node <> :node"  # noqa: S608 - of the engine
+            f" AND device IN ({self._db.numbers_in('devices')})",
+            {"node": but_for, "devices": _numbers(list(devices))},
+        )
+        return {DeviceKey(row["device"]) for row in rows}
+
+
+def _numbers(keys: Sequence[int]) -> str:
+    return f"[{','.join(map(str, keys))}]"

@@ -1,0 +1,132 @@
+"""Several daemons that serve one database of PostgreSQL."""
+
+import os
+import shutil
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Final
+
+import httpx
+
+from tests.daemon import Daemon, command_output, write_world
+from tests.postgresql import server
+
+LEASE_SECONDS: Final = 4.0  # the least
+#: A busy machine.
+PATIENCE_SECONDS: Final = 30.0
+
+
+class Node:
+    """A daemon with a state directory and ports of its own."""
+
+    def __init__(self, folder: Path, name: str, url: str, key: Path, *, settings: str = "", cluster: str = "") -> None:
+        folder.mkdir()
+        self.name, self.url = name, url
+        self.http, self.mqtt, self.coap = free_port(), free_port(), free_port()
+        self.daemon = Daemon(folder / "state", "")
+        self.daemon.state.mkdir(mode=0o700)
+        shutil.copy(key, self.daemon.state / "key")
+        self.daemon.config.write_text(
+            f'state_dir = "{self.daemon.state}"\n[http]\nbind = "127.0.0.1:{self.http}"\n'
+            f'[mqtt]\nbind = "127.0.0.1:{self.mqtt}"\n[coap]\nbind = "127.0.0.1:{self.coap}"\n'
+            f'[limits]\nrate_limits = "off"\nquotas = "off"\n{settings}'
+            f'[storage]\nurl = "{url}"\n[cluster]\nnode = "{name}"\nnodes = "several"\n'
+            f"lease_seconds = {LEASE_SECONDS}\n{cluster}",
+            encoding="utf-8",
+        )
+        self._log_path = folder / "log"
+        self._log: IO[str] | None = None
+
+    @property
+    def base(self) -> str:
+        return f"http://127.0.0.1:{self.http}/v1.1"
+
+    @property
+    def websocket(self) -> str:
+        return f"ws://127.0.0.1:{self.http}/v1.1"
+
+    def begin(self) -> None:
+        """Start the daemon, without waiting until it serves."""
+        self.close()
+        self._log = self._log_path.open("a", encoding="utf-8")
+        self.daemon.log = self._log
+        self.daemon.begin()
+
+    def start(self) -> None:
+        self.begin()
+        self.daemon.wait_ready()
+
+    def health(self, path: str) -> int:
+        try:
+            return httpx.get(f"http://127.0.0.1:{self.http}{path}", timeout=5).status_code
+        except httpx.TransportError:
+            return 0
+
+    def log(self) -> str:
+        return self._log_path.read_text(encoding="utf-8")
+
+    def status(self) -> int:
+        """The exit status of the daemon, which ends by itself."""
+        assert self.daemon.process is not None
+        return self.daemon.process.wait(PATIENCE_SECONDS)
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self.daemon.process is not None
+        os.kill(self.daemon.process.pid, number)
+
+    def close(self) -> None:
+        if self.daemon.process is not None:
+            if self.daemon.process.poll() is None:
+                self.signal(signal.SIGCONT)
+            self.daemon.kill()
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+def wait_until(is_so: Callable[[], bool], what: str, seconds: float = PATIENCE_SECONDS) -> float:
+    """The seconds until it was so."""
+    began = time.monotonic()
+    waiting = threading.Event()
+    while not is_so():
+        assert time.monotonic() - began < seconds, f"not within {seconds} s: {what}"
+        waiting.wait(0.02)
+    return time.monotonic() - began
+
+
+@contextmanager
+def running_nodes(folder: Path, *names: str, devices: int = 8) -> Iterator[list[Node]]:
+    """Nodes that serve one store, in which Ada has so many lights."""
+    postgresql = server()
+    database = postgresql.new_database(template="template0")
+    config, file = write_world(
+        folder / "provisioned", devices=devices, settings=f'[storage]\nurl = "{postgresql.url(database)}"\n'
+    )
+    command_output("provision", file, "--config", config)
+    key = folder / "provisioned" / "state" / "key"
+    nodes = [Node(folder / name, name, postgresql.url(database), key) for name in names]
+    try:
+        for node in nodes:
+            node.start()
+        yield nodes
+    finally:
+        for node in nodes:
+            node.close()
+        postgresql.drop(database)
+
+
+def new_node(folder: Path, name: str, like: Node, *, cluster: str = "", settings: str = "") -> Node:
+    """One more node of the same store, which does not run yet."""
+    return Node(folder / name, name, like.url, like.daemon.state / "key", cluster=cluster, settings=settings)

@@ -1,0 +1,178 @@
+"""Nodes that serve one store together: clients of others meet on different ones (reference 27.25)."""
+
+import json
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any, Final
+
+import httpx
+import paho.mqtt.client as paho
+import pytest
+import websocket
+from paho.mqtt.enums import CallbackAPIVersion
+
+from tests.cluster.node import PATIENCE_SECONDS, Node, running_nodes, wait_until
+from tests.daemon import ADA, USER_TOKEN, bearer, device_id, device_token
+from tests.programs import require_program
+
+#: The clients leave sockets to the garbage collector when a node does not answer.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+
+_ACTION: Final = {"actions": [{"name": "setOn", "parameters": {}}]}
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Node]]:
+    with running_nodes(tmp_path_factory.mktemp("cluster"), "a", "b") as found:
+        yield found
+
+
+class Light:
+    """A device on MQTT, as paho does it."""
+
+    def __init__(self, node: Node, number: int) -> None:
+        self.number, self.actions, self.lost = number, list[Any](), threading.Event()
+        self._told, ready = threading.Semaphore(0), threading.Event()
+        self.client = client = paho.Client(CallbackAPIVersion.VERSION2, reconnect_on_failure=False)
+        client.username_pw_set(device_id(number), device_token(number))
+        client.on_connect = self._connected
+        client.on_subscribe = lambda *_: ready.set()
+        client.on_message = lambda _client, _data, message: self.actions.append(json.loads(message.payload))
+        client.on_publish = lambda *_: self._told.release()
+        client.on_disconnect = lambda *_: self.lost.set()
+        client.connect("127.0.0.1", node.mqtt)
+        client.loop_start()
+        assert ready.wait(PATIENCE_SECONDS)
+
+    def _connected(self, client: paho.Client, *_: object) -> None:
+        client.subscribe(f"/v1.1/actions/{device_id(self.number)}")
+
+    def send(self, value: int) -> bool:
+        """Whether it was acknowledged."""
+        self.client.publish(f"/v1.1/messages/{device_id(self.number)}", json.dumps({"intensity": value}), qos=1)
+        return self._told.acquire(timeout=PATIENCE_SECONDS)
+
+    def close(self) -> None:
+        self.client.loop_stop()
+        self.client.disconnect()
+
+
+def live_feed(node: Node, *numbers: int) -> websocket.WebSocket:
+    ids = ",".join(map(device_id, numbers))
+    query = f"userId={ADA}&sdids={ids}&Authorization=bearer+{USER_TOKEN}"
+    return websocket.create_connection(f"{node.websocket}/live?{query}", timeout=PATIENCE_SECONDS)
+
+
+def values_of(feed: websocket.WebSocket, number: int) -> list[int]:
+    found: list[int] = []
+    while len(found) < number:
+        told = json.loads(feed.recv())
+        if told.get("type") != "ping":
+            found.append(told["data"]["intensity"])
+    return found
+
+
+def send_action(node: Node, number: int) -> httpx.Response:
+    body = {"ddid": device_id(number), "type": "action", "data": _ACTION}
+    return httpx.post(f"{node.base}/actions", headers=bearer(USER_TOKEN), json=body, timeout=PATIENCE_SECONDS)
+
+
+def stored_values(node: Node, number: int) -> list[int]:
+    """The values of a device, oldest first, as REST of a node gives them."""
+    found, offset = list[int](), None
+    while True:
+        query: dict[str, Any] = {
+            "sdid": device_id(number),
+            "startDate": 0,
+            "endDate": int(time.time() * 1000) + 60_000,
+        }
+        query |= {"count": 100, "order": "asc", **({"offset": offset} if offset else {})}
+        answer = httpx.get(f"{node.base}/messages", headers=bearer(USER_TOKEN), params=query, timeout=PATIENCE_SECONDS)
+        assert answer.status_code == 200, answer.text
+        found += [row["data"]["intensity"] for row in answer.json()["data"]]
+        if not (offset := answer.json().get("next")):
+            return found
+
+
+def test_a_live_feed_hears_what_a_device_sends_to_another_node(nodes: list[Node]) -> None:
+    a, b = nodes
+    with closing(live_feed(b, 0, 1)) as feed, closing(Light(a, 0)) as light:
+        for value in range(50):
+            assert light.send(value)
+        assert values_of(feed, 50) == list(range(50))
+
+
+def test_each_of_two_feeds_has_the_order_of_the_log(nodes: list[Node]) -> None:
+    a, b = nodes
+    with (
+        closing(live_feed(a, 0, 1)) as of_a,
+        closing(live_feed(b, 0, 1)) as of_b,
+        closing(Light(a, 0)) as first,
+        closing(Light(b, 1)) as second,
+    ):
+        for value in range(40):
+            assert (first, second)[value % 2].send(value)
+        assert values_of(of_a, 40) == values_of(of_b, 40) == list(range(40))
+
+
+def test_an_action_reaches_a_device_on_another_node(nodes: list[Node]) -> None:
+    a, b = nodes
+    with closing(Light(a, 2)) as light:
+        assert send_action(b, 2).status_code == 200
+        wait_until(lambda: bool(light.actions), "the Action is there")
+        assert light.actions[0]["actions"] == [{"name": "setOn", "parameters": {}}]
+
+
+def test_an_acknowledged_message_is_read_on_the_other_node(nodes: list[Node]) -> None:
+    curl = require_program("curl")
+    a, b = nodes
+    for value in (100, 101):
+        body = json.dumps({"sdid": device_id(3), "type": "message", "data": {"intensity": value}})
+        sent = subprocess.run(
+            [
+                *(curl, "-sf", "-H", f"Authorization: bearer {device_token(3)}", "-d", body),
+                *("-H", "Content-Type: application/json", f"{a.base}/messages"),
+            ],
+            check=False,
+            capture_output=True,
+            timeout=PATIENCE_SECONDS,
+        )
+        assert sent.returncode == 0, sent.stdout
+        assert stored_values(b, 3)[-1] == value
+        snapshot = httpx.get(
+            f"{b.base}/messages/snapshots?sdids={device_id(3)}", headers=bearer(USER_TOKEN), timeout=30
+        )
+        assert snapshot.json()["data"][0]["data"]["intensity"]["value"] == value
+
+
+def test_the_newest_connection_of_a_device_wins_on_all_nodes(nodes: list[Node]) -> None:
+    a, b = nodes
+    with closing(Light(a, 4)) as first, closing(Light(b, 4)) as second:
+        wait_until(first.lost.is_set, "the connection to the other node is closed")
+        assert second.send(1)
+        wait_until(lambda: is_connected(a, 4) and is_connected(b, 4), "both nodes know it")
+        with closing(Light(a, 4)) as third:
+            wait_until(second.lost.is_set, "the newest one is on the first node")
+            assert third.send(2)
+    wait_until(lambda: not (is_connected(a, 4) or is_connected(b, 4)), "both nodes know that it is away")
+    assert stored_values(b, 4) == [1, 2]
+
+
+def is_connected(node: Node, number: int) -> bool:
+    answer = httpx.get(f"{node.base}/devices/{device_id(number)}/presence", headers=bearer(USER_TOKEN), timeout=30)
+    assert answer.status_code == 200, answer.text
+    return bool(answer.json()["data"]["connected"])
+
+
+def test_a_token_that_is_revoked_on_one_node_ends_the_connection_to_the_other(nodes: list[Node]) -> None:
+    a, b = nodes
+    with closing(Light(a, 5)) as light:
+        answer = httpx.delete(f"{b.base}/devices/{device_id(5)}/tokens", headers=bearer(USER_TOKEN), timeout=30)
+        assert answer.status_code == 200, answer.text
+        wait_until(light.lost.is_set, "its connection is closed")
+    body = {"sdid": device_id(5), "type": "message", "data": {"intensity": 1}}
+    refused = httpx.post(f"{a.base}/messages", headers=bearer(device_token(5)), json=body, timeout=30)
+    assert refused.status_code == 401
