@@ -11,6 +11,7 @@ from typing import ClassVar, Final
 import msgspec
 
 from config.limits import BODY_VALUES_MAX
+from storage.sql import StoreError
 
 
 @dataclass(eq=False)
@@ -246,11 +247,18 @@ class EncodingNotTaken(DomainError):
 
 @dataclass(eq=False)
 class StorageUnavailable(DomainError):
-    """The store could not be written; nothing of the request was stored. `reason` is for the log only."""
+    """The store could not be read or written; nothing of the request was stored, unless `told` says so. `reason` is for
+    the log only, `told` for everybody."""
 
     status = 503
     template = "Service Unavailable"
     reason: str = field(default="", repr=True)
+    told: str = ""
+    retry_seconds: ClassVar[int] = 5
+
+    @classmethod
+    def of(cls, error: StoreError) -> "StorageUnavailable":
+        return cls(str(error), error.told)
 
 
 @dataclass(eq=False)

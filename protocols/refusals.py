@@ -62,7 +62,7 @@ _encode = msgspec.json.Encoder().encode
 
 def refusal_for(error: DomainError | StoreError) -> DomainError:
     """The refusal that a client gets: a failure of the store is `StorageUnavailable`."""
-    return error if isinstance(error, DomainError) else StorageUnavailable(str(error))
+    return error if isinstance(error, DomainError) else StorageUnavailable.of(error)
 
 
 def error_id_of(error: DomainError) -> str:
@@ -84,7 +84,9 @@ def note_refusal(refusals: Refusals, protocol: str, error: DomainError, **about:
         event = f"{protocol}_credentials_refused"
     else:
         event = f"{protocol}_rate_refused" if isinstance(error, TryLater) else f"{protocol}_refused"
-    refusals.note(event, reason=str(error), audited=audited, **about)
+    # The store's own text is for the log and the operator.
+    reason = f"{error}: {error.reason}" if isinstance(error, StorageUnavailable) and error.reason else str(error)
+    refusals.note(event, reason=reason, audited=audited, **about)
 
 
 def device_text(error: DomainError) -> str:
@@ -106,7 +108,12 @@ def rest_error_body(
 def rest_refusal_body(error: DomainError, error_id: str, more: Mapping[str, str] | None = None) -> bytes:
     """The JSON body for `error` (reference 3.1). `more`: members that only some calls have."""
     findings = error.findings if isinstance(error, ValidationFailed) else ()
-    return rest_error_body(error.code, str(error), error_id, findings, more)
+    return rest_error_body(error.code, str(error), error_id, findings, {**reason_members(error), **(more or {})})
+
+
+def reason_members(error: DomainError) -> dict[str, str]:
+    """The member of an error that says why the service is not available (reference 3.2)."""
+    return {"reason": error.told} if isinstance(error, StorageUnavailable) and error.told else {}
 
 
 def rest_refusal_headers(error: DomainError) -> dict[str, str]:

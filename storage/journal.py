@@ -104,7 +104,7 @@ class Journal:
         self._database.request_commit()
         await group.ended.wait()
         if group.error is not None:
-            raise StoreError(str(group.error)) from group.error
+            raise type(group.error)(str(group.error)) from group.error
 
     @property
     def group(self) -> CommitGroup:

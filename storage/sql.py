@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NewType, Protocol
+from typing import Any, ClassVar, Final, NewType, Protocol
 
 import msgspec
 
@@ -11,6 +11,8 @@ EncodedRows = NewType("EncodedRows", object)
 
 _OF_LIKE: Final = re.compile("[%_!]")
 
+DISK_FULL: Final = "the disk is full"
+_AWAY: Final = "the database does not answer"
 #: As a LIMIT: all rows. SQLite has no LIMIT NULL, PostgreSQL no LIMIT -1.
 ALL_ROWS: Final = 2**62
 
@@ -159,6 +161,8 @@ class StoreError(Exception):
 
     #: Nothing of the transaction is done, whichever work of it has met this.
     is_of_transaction = False
+    #: Why, in words for everybody; empty: only the operator is told.
+    told: ClassVar[str] = ""
 
 
 class StaleLeaseError(StoreError):
@@ -174,6 +178,8 @@ class StoreTakenError(StoreError):
 class StoreBusyError(StoreError):
     """Others hold what the write needs. It may work later."""
 
+    told = "the database waits for somebody else"
+
 
 class StoreDamagedError(StoreError):
     """A part of the store cannot be read: the disk returns an error, or bytes that are no page of the store."""
@@ -183,10 +189,13 @@ class StoreLostError(StoreError):
     """The connection to the store broke. Its transaction is undone, and may be run again on a new connection."""
 
     is_of_transaction = True
+    told = _AWAY
 
 
 class StoreUnreachableError(StoreError):
     """The server of the store cannot be reached, or refuses connections. Nothing can be stored until it can be."""
+
+    told = _AWAY
 
 
 class StoreAwayError(StoreUnreachableError):
@@ -196,6 +205,8 @@ class StoreAwayError(StoreUnreachableError):
 class StoreDoubtfulError(StoreUnreachableError):
     """The connection broke in a commit, and there is no new one: whether it is in the store can be told later."""
 
+    told = "the database does not answer; what was sent may be stored"
+
 
 class StoreForkedError(StoreError):
     """The server has lost commits that it had told, as after a failover to an asynchronous standby: what this process
@@ -204,6 +215,8 @@ class StoreForkedError(StoreError):
 
 class StoreFullError(StoreError):
     """The disk has no room for the write. Only more room helps, no restart."""
+
+    told = DISK_FULL
 
 
 def replacing(columns: Iterable[str]) -> str:

@@ -61,7 +61,7 @@ class Intake:
         except DeviceNotFound:  # deleted since
             return
         except StoreError as error:
-            raise StorageUnavailable(str(error)) from error
+            raise StorageUnavailable.of(error) from error
 
     async def _store(self, link: ConnectorLink, records: Sequence[Record], asked_on: int) -> None:
         holder = await self._devices.get(link.record.device)

@@ -25,6 +25,7 @@ from config.limits import IMAGE_BYTES_OF_ORGANIZATION, IMAGES_MAX, IMAGES_OF_ORG
 from storage.database import Database, Transaction
 from storage.firmware import FirmwareImageRecord
 from storage.keys import DeviceTypeKey, Milliseconds
+from storage.sql import DISK_FULL
 
 TOO_MANY: Final = f"A device type has at most {IMAGES_MAX} images"
 TOO_MANY_OF_ORGANIZATION: Final = (
@@ -93,7 +94,7 @@ class Images:
             if draft.size >= looked_at:  # others fill the disk, too
                 looked_at = draft.size + _LOOK_BYTES
                 if await trio.to_thread.run_sync(room_in, self._files.folder) < _LOOK_BYTES:
-                    raise StorageUnavailable(_NEARLY_FULL)
+                    raise StorageUnavailable(_NEARLY_FULL, DISK_FULL)
             await draft.add(chunk)
         await draft.flush()
 

@@ -355,7 +355,7 @@ class Ingest:
         try:
             await self._journal.wait_committed()
         except StoreError as error:
-            raise StorageUnavailable(str(error)) from error
+            raise StorageUnavailable.of(error) from error
 
     @property
     def has_room(self) -> bool:

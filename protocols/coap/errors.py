@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from broker.errors import BadRequest, DomainError
-from protocols.refusals import device_text
+from protocols.refusals import device_text, reason_members
 
 
 @dataclass(eq=False)
@@ -67,4 +67,4 @@ def response_code(error: DomainError) -> int:
 
 def error_document(error: DomainError) -> dict[str, Any]:
     """The error body (reference 16.4), before it is encoded in the peer's format."""
-    return {"error": {"code": error.status, "message": device_text(error)}}
+    return {"error": {"code": error.status, "message": device_text(error), **reason_members(error)}}

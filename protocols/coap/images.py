@@ -127,7 +127,7 @@ class ImageBlocks:
             self._addresses.pop(id_, None)
             return error
         except StoreError as error:
-            return StorageUnavailable(str(error))
+            return StorageUnavailable.of(error)
 
     async def _read(self, id_: str, block: BlockOption, now: Callable[[], float]) -> _Part:
         address = self._addresses.get(id_)

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 import cbor2
 import msgspec
 
-from broker.errors import BadRequest, BodyTooLarge, DomainError, TryLater
+from broker.errors import BadRequest, BodyTooLarge, DomainError, StorageUnavailable, TryLater
 from broker.numbers import INT64
 from config.limits import COAP_BODY_BYTES
 from protocols.binary_json import to_json
@@ -310,7 +310,7 @@ def refusal(error: DomainError, request: CoapRequest | None, *, error_id: str | 
 
 def _advice(error: DomainError) -> tuple[tuple[int, bytes], ...]:
     """Options that tell the peer when to try again (RFC 8516), or the largest body (RFC 7959, 2.9.3)."""
-    if isinstance(error, TryLater):
+    if isinstance(error, TryLater | StorageUnavailable):
         return ((Option.MAX_AGE, uint(error.retry_seconds)),)
     if isinstance(error, BodyTooLarge):
         return ((Option.SIZE1, uint(COAP_BODY_BYTES)),)

@@ -246,7 +246,7 @@ class Resources:
         except DomainError as error:
             return error
         except StoreError as error:
-            return StorageUnavailable(str(error))
+            return StorageUnavailable.of(error)
 
     def _serve_looked_up(
         self,

@@ -11,7 +11,7 @@ from broker.core import Core
 from config.settings import Settings
 from protocols.operation.systemd import write_probe
 from storage.durations import Durations
-from storage.sql import StoreError, StoreFullError
+from storage.sql import StoreError
 
 #: A commit that is older says nothing about the store.
 FRESH_SECONDS: Final = 60.0
@@ -94,10 +94,8 @@ class Vitals:
             with trio.move_on_after(_WRITE_SECONDS):
                 await self.core.database.write(write_probe)
                 return ""
-        except StoreFullError:
-            return "the store takes no writes: the disk is full"
-        except StoreError:  # its text is for the operator, in the log
-            return "the store takes no writes: the log says why (nothing_is_stored)"
+        except StoreError as error:  # its text is for the operator, in the log
+            return f"the store takes no writes: {error.told or 'the log says why (nothing_is_stored)'}"
         return f"the store did not commit within {_WRITE_SECONDS:.0f} seconds"
 
 

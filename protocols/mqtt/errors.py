@@ -16,7 +16,7 @@ from broker.limits.sockets import TooManyConnections
 from broker.routing.connections import CloseReason
 from protocols.mqtt.answers import Reason
 from protocols.mqtt.packets import ReasonCode
-from protocols.refusals import device_text, rate_members
+from protocols.refusals import device_text, rate_members, reason_members
 
 #: Why the broker ends a connection, for peers that speak 5.0.
 CLOSE_CODES: Final = {
@@ -36,7 +36,8 @@ def connect_reason(error: DomainError) -> Reason:
         return Reason(ReasonCode.BAD_CREDENTIALS)
     if isinstance(error, RateLimitExceeded | TooManyConnections):
         return Reason(ReasonCode.QUOTA_EXCEEDED, device_text(error))
-    return Reason(ReasonCode.NOT_AUTHORIZED if error.status == 403 else ReasonCode.SERVER_UNAVAILABLE)
+    text = reason_members(error).get("reason", "")
+    return Reason(ReasonCode.NOT_AUTHORIZED if error.status == 403 else ReasonCode.SERVER_UNAVAILABLE, text)
 
 
 def publish_reason(error: DomainError) -> Reason:

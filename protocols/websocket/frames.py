@@ -22,6 +22,7 @@ from broker.errors import BadRequest, DomainError, ValidationFailed, invalid
 from broker.nesting import check_nesting
 from config.limits import JSON_NESTING_MAX
 from protocols.binary_json import NotFiniteError, check_finite, to_json
+from protocols.refusals import reason_members
 from protocols.websocket.errors import WrongCid, code_and_text
 from protocols.websocket.message_pack import check_message_pack_nesting
 
@@ -361,6 +362,7 @@ class _Error(msgspec.Struct, gc=False, omit_defaults=True):
     code: int
     message: str
     cid: str | None = None
+    reason: str = ""
 
 
 class _Data(msgspec.Struct, gc=False):
@@ -402,7 +404,7 @@ def stored(mid: str, cid: str | None, form: FrameForm, warnings: tuple[DroppedFi
 
 def error_frame(error: DomainError, cid: str | None, form: FrameForm) -> ServerFrame:
     code, text = code_and_text(error)
-    return _render(_Failure(_Error(code, text, cid)), form)
+    return _render(_Failure(_Error(code, text, cid, **reason_members(error))), form)
 
 
 def ping(now_ms: int, form: FrameForm) -> ServerFrame:

@@ -276,6 +276,7 @@ def test_a_database_without_room_is_named_and_the_log_says_it_once(own: Server, 
             for _ in range(100):
                 refused = send()
                 assert (refused.status_code, refused.headers["retry-after"]) == (503, "5"), refused.text
+                assert refused.json()["error"]["reason"] == "the disk is full"
             is_ready(node, (503, "the store takes no writes: the disk is full\n"))
             metrics = httpx.get(f"{address}/metrics", timeout=30).text
             assert re.search(r"^trunkline_store_\w*fail\w* [1-9]", metrics, re.MULTILINE), metrics
@@ -290,4 +291,5 @@ def test_a_database_without_room_is_named_and_the_log_says_it_once(own: Server, 
     (said,) = [line for line in log.splitlines() if "nothing_is_stored" in line and "stored_again" not in line]
     assert "could not extend file" in said
     assert "make room on the disk" in said
+    assert "http_refused" in log
     assert log.count("\n") < 40, log

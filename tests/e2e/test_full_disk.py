@@ -58,6 +58,10 @@ def test_a_full_disk(small_disk: Path) -> None:
         while send() == 200:  # what the write-ahead log has room for
             pass
         assert send() == 503
+        refused = client.post(
+            "/messages", headers={"Authorization": f"bearer {device_token(0)}"}, json={"data": {"intensity": 1}}
+        )
+        assert (refused.json()["error"]["reason"], refused.headers["retry-after"]) == ("the disk is full", "5")
         for number in (1, 2):
             assert client.delete(f"/devices/{device_id(number)}", headers=user).status_code == 200
             assert client.get(f"/devices/{device_id(number)}", headers=user).status_code == 404

@@ -172,7 +172,7 @@ class Lwm2mServer:
         try:
             return await (self.register if request.path == (_RD,) else self._sent)(peer, request)
         except StoreError as error:
-            raise StorageUnavailable(str(error)) from error
+            raise StorageUnavailable.of(error) from error
 
     def answer(self, peer: Lwm2mPeer, request: DeviceRequest) -> Lwm2mResponse:
         """Answer any other request. Raises DomainError."""

@@ -128,6 +128,8 @@ def notice(
 
 
 def _words_of(refused: DomainError) -> str:
+    if isinstance(refused, StorageUnavailable) and refused.told:
+        return f"{refused}: {refused.told}"
     if not isinstance(refused, ValidationFailed):
         return str(refused)
     return " ".join(message for finding in refused.findings for message in finding.messages)
@@ -190,7 +192,7 @@ async def _refused_by_http(error: HTTPException) -> Response:
 
 
 async def _store_failed(error: StoreError) -> Response:
-    return _to_application() or await _refused(StorageUnavailable(str(error)))
+    return _to_application() or await _refused(StorageUnavailable.of(error))
 
 
 async def _failed(error: Exception) -> Response:

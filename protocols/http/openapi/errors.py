@@ -47,6 +47,7 @@ class _Error(Shape, kw_only=True):
     code: Annotated[int, integer("The status, or a number that says more", lowest=400, highest=9999)]
     message: str
     id: Annotated[Id, Meta(description="Also in the server's log")]
+    reason: Annotated[str, about("With 503: why the store cannot be used")] | UnsetType = UNSET
     errors: (
         Annotated[
             list[Annotated[list[FindingObject], about("", minItems=1)]],

@@ -27,7 +27,8 @@ const note = (data, answer) => {
 export class Refused extends Error {
   constructor(status, body) {
     const error = body?.error ?? {};
-    super(typeof error.message === "string" ? error.message : `The server answered ${status}.`);
+    const message = typeof error.message === "string" ? error.message : `The server answered ${status}.`;
+    super(typeof error.reason === "string" ? `${message}: ${error.reason}` : message);
     this.status = status;
     this.findings = (error.errors ?? []).flat();
     this.present = body?.data;  // the present version of an object that somebody else changed
