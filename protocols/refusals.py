@@ -5,6 +5,7 @@ reference 16.4 names the device where REST names the organization. REST and MQTT
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -38,6 +39,15 @@ class PublishForbidden(DomainError):
 class SubscribeForbidden(DomainError):
     status = 403
     template = "You do not have subscribe permission to topic"
+
+
+@dataclass(eq=False)
+class ProtocolBroken(DomainError):
+    """A packet after which the connection ends."""
+
+    status = 400
+    template = "The connection was ended: {reason}"
+    reason: str
 
 
 _DEVICE_TEXTS: Final[dict[type[DomainError], str]] = {

@@ -52,7 +52,7 @@ from protocols.mqtt.session import (
     SubscribeRequested,
     UnsubscribeRequested,
 )
-from protocols.refusals import PublishForbidden, device_text
+from protocols.refusals import ProtocolBroken, PublishForbidden, device_text
 from protocols.rooms import MqttRooms
 from protocols.streams.outbox import Outbox
 from storage.mqtt_wills import WillRecord
@@ -236,8 +236,13 @@ class MqttExchange:
             self._end()
         return refusal
 
-    def _fail(self, fault: ProtocolError) -> None:
+    def note(self, fault: ProtocolError) -> None:
+        """Leave a trace of what ends the connection: in the log, and for the device's owner."""
         note_fault(self._rooms.core.refusals, fault)
+        self._ingest.refused.note(self._device, ProtocolBroken(str(fault)))
+
+    def _fail(self, fault: ProtocolError) -> None:
+        self.note(fault)
         self._session.fail(fault)
         self._end()
 

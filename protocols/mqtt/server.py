@@ -122,7 +122,10 @@ class MqttConnection(StreamConnection):
         try:
             return self._reader.feed(received)
         except ProtocolError as fault:
-            note_fault(self._rooms.core.refusals, fault)
+            if self._exchange is None:
+                note_fault(self._rooms.core.refusals, fault)
+            else:
+                self._exchange.note(fault)
             self._is_over, self._fault = True, fault.again()  # the raised one refers to this frame, and to what came
             return fault.packets  # the packets before the fault are processed
 

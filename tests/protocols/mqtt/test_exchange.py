@@ -32,6 +32,7 @@ from tests.protocols.mqtt.peers import (
     puback,
     pubcomp,
     publish,
+    publish_5,
     pubrec,
     pubrel,
     suback,
@@ -203,6 +204,26 @@ async def test_a_refused_message_is_acknowledged_and_reported(
     await peer.send(publish(8))
     await peer.expect(puback(8))
     assert sorted(await server.stored()) == sorted([*before, ON.decode()])
+
+
+@pytest.mark.parametrize("level", [3, 4, 5])
+@pytest.mark.parametrize("qos", [0, 1, 2])
+async def test_the_owner_sees_each_message_to_a_topic_that_nobody_may_use(
+    server: Server, fake_clock: FakeClock, level: int, qos: int
+) -> None:
+    """Also one with wildcards, which ends the connection."""
+    published, kitchen = publish_5 if level == 5 else publish, await server.services.devices.registry.find(KITCHEN)
+    forbidden = [topic for topic, _, _, message in REFUSED.values() if message == NO_TOPIC]
+    for topic, status, text in (*((one, 403, NO_TOPIC) for one in forbidden), (b"a/+", 400, "topic with wildcards")):
+        peer = await server.dial()
+        await peer.send(connect(level=level, client_id=b"a"))
+        await peer.packet()
+        await peer.send(published(7, qos=qos, topic=topic))
+        await wait_all_tasks_blocked()
+        seen = server.services.messages.ingest.refused.of(kitchen)[0]
+        assert (seen.at_ms, seen.status, seen.actor) == (fake_clock.now, status, f"device {KITCHEN}"), topic
+        assert text in seen.text
+        fake_clock.advance(1)
 
 
 async def test_a_message_of_1024_bytes_is_taken(server: Server) -> None:
