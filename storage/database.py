@@ -110,6 +110,10 @@ _log = structlog.get_logger(__name__)
 
 class EngineConnection(StoreConnection, Protocol):
     def begin(self, *, write: bool) -> None: ...
+    def begin_read(self) -> None:
+        """Begin a transaction that only reads, of a work that is run again from here on when it raises StoreLostError.
+        An engine may have it raise that once, because it has more than one statement."""
+
     def savepoint(self, command: str) -> None:
         """SAVEPOINT, RELEASE or ROLLBACK TO, before the next statement."""
 
@@ -894,7 +898,7 @@ def _isolated(callback: Callable[[T], None], argument: T) -> None:
 
 def _in_read(transaction: Transaction, work: Callable[[Transaction], T]) -> T:
     connection = transaction.connection
-    connection.begin(write=False)
+    connection.begin_read()
     try:
         return work(transaction)
     finally:

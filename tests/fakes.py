@@ -258,6 +258,9 @@ class BreakableConnection:
         self._connection.begin(write=write)
         self._is_begun = True
 
+    def begin_read(self) -> None:
+        self.begin(write=False)
+
     def savepoint(self, command: str) -> None:
         self._connection.savepoint(command)
 

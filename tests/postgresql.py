@@ -322,19 +322,15 @@ class _StateDatabases:
 
     def url(self, state: Path) -> str:
         """The address of the database, which is empty until a daemon or `begin` makes a store in it."""
-        return server().url(self._name(state, "template0"))
+        return server().url(self._name(state))
 
     def begin(self, state: Path, source: Path | None = None) -> None:
         """Make it an empty store, or a copy of that of another state directory, which nobody uses."""
-        name = self._name(state, "template0")
-        server().drop(name)
-        server().make_database(name, _TEMPLATE if source is None else self._of[source.absolute()])
+        self._begin(state, _TEMPLATE if source is None else self._of[source.absolute()])
 
     def empty(self, state: Path) -> None:
         """Of the store nothing is left."""
-        name = self._name(state, "template0")
-        server().drop(name)
-        server().make_database(name, "template0")
+        self._begin(state, "template0")
 
     def move(self, state: Path, to: Path) -> None:
         name, new = self._of[state.absolute()], f"t{os.getpid()}_{next(_numbers)}"
@@ -351,11 +347,18 @@ class _StateDatabases:
         for state in [state for state in self._of if not state.parent.exists()]:
             self.drop(state)
 
-    def _name(self, state: Path, template: str) -> str:
+    def _name(self, state: Path) -> str:
+        """Its database, which is empty if there was none."""
+        return self._of.get(state.absolute()) or self._begin(state, "template0")
+
+    def _begin(self, state: Path, template: str) -> str:
+        """Make its database anew, under the name that it has."""
         state = state.absolute()
-        if state not in self._of:
-            self._of[state] = server().new_database(template=template)
-        return self._of[state]
+        if (name := self._of.get(state)) is not None:
+            server().drop(name)
+        name = self._of[state] = name or f"t{os.getpid()}_{next(_numbers)}"
+        server().make_database(name, template)
+        return name
 
 
 STATES: Final = _StateDatabases()

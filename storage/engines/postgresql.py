@@ -1,7 +1,8 @@
 """PostgreSQL as the engine: psycopg in the threads of the store, one connection for each of them.
 
 Each statement is a round trip, so batches are one statement, whose values are arrays. A statement is prepared when it
-has come some times. Commands that only open or end a part of a transaction go with the next statement.
+has come some times. Commands that only open or end a part of a transaction go with the next statement. A read of one
+statement has no transaction: it would be three trips instead of one.
 
 A connection may break at any moment. Reads and groups of writes are run again on a new one (storage/database.py). Only
 a commit may be in doubt: each one leaves its number in `batch`, and a new connection looks for it there.
@@ -65,6 +66,7 @@ from storage.sql import (
 _FIRST_PAGE: Final = 32
 _LARGEST_PAGE: Final = 4_096
 _PREPARED_MOST: Final = 600
+_FOLLOWED_MOST: Final = 4_096
 _PREPARED_FROM: Final = 3  # the third time
 _PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 1.0
@@ -163,6 +165,7 @@ class PostgresqlConnection:
         self._read_only = read_only
         self._later: list[str] = []  # goes with the next statement
         self._is_begun = self._is_writing = self._is_ended = self._tells_others = False
+        self._first: str | None = None  # the statement of a read without a transaction; "" while it has none
         self._node = engine.new_name()
         self._number = 0  # of the last commit
         self._streams = 0
@@ -208,7 +211,7 @@ class PostgresqlConnection:
     ) -> PostgresqlResult:
         if not self._is_begun:
             self._be_connected()
-        self._send_later()
+        self._send_before(sql)
         self.waits_since, self.is_unreplicated = time.monotonic(), False
         try:
             cursor = self._cursor
@@ -244,6 +247,22 @@ class PostgresqlConnection:
                 return
             size = min(2 * size, _LARGEST_PAGE)
 
+    def _send_before(self, sql: str) -> None:
+        """Send what waits for this statement, unless it is the only one of a read, as far as is known.
+
+        Raises StoreLostError: another one was before it. The read is run again, in a transaction.
+        """
+        if self._first is None:
+            self._send_later()
+        elif self._first:
+            self._engine.note_followed(self._first)
+            raise StoreLostError("a read has more than one statement")
+        elif sql.startswith("SELECT") and sql not in self._engine.followed:
+            self._first = sql
+        else:
+            self._first = None
+            self._send_later()
+
     def _send_later(self) -> None:
         """Send what waits for the next statement, as one text."""
         if self._later:
@@ -256,7 +275,7 @@ class PostgresqlConnection:
 
     def command(self, text: str) -> None:
         """Statements without parameters, whose results nobody wants."""
-        self._send_later()
+        self._send_before(text)
         self.waits_since, self.is_unreplicated = time.monotonic(), False
         try:
             result = self._connection.pgconn.exec_(text.encode())
@@ -279,7 +298,7 @@ class PostgresqlConnection:
     def load_rows(self, table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Insert rows with COPY: of tens of thousands of rows in half the time of `insert_many`."""
         types = self._types_of(table)
-        self._send_later()
+        self._send_before("")
         self.waits_since, self.is_unreplicated = time.monotonic(), False
         names = ", ".join(map(quoted, columns))
         try:
@@ -441,9 +460,14 @@ class PostgresqlConnection:
 
     # Transactions
 
+    def begin_read(self) -> None:
+        self.begin(write=False)
+        self._first = ""
+
     def begin(self, *, write: bool) -> None:
         self._be_connected()
         self._is_begun, self._is_writing, self._tells_others = True, write, False
+        self._first = None
         if write:
             self._later = ["BEGIN", f"SELECT pg_advisory_xact_lock({WORKS_LOCK})", *self._engine.fence]
         else:
@@ -554,6 +578,7 @@ class PostgresqlConnection:
     def rollback(self) -> None:
         self._later.clear()
         self._is_begun = self._is_writing = False
+        self._first = None
         if self._connection.info.transaction_status not in {TransactionStatus.IDLE, TransactionStatus.UNKNOWN}:
             self.command("ROLLBACK")
 
@@ -794,10 +819,18 @@ class PostgresqlEngine:
         self.stands_by_as = ""
         self._numbers = count()
         self._connections: WeakValueDictionary[str, PostgresqlConnection] = WeakValueDictionary()
+        #: Statements that others have followed in the same read.
+        self.followed: set[str] = set()
         #: Queries that begin each transaction that writes; one fails when another daemon has the store.
         self.fence: Sequence[str] = ()
         #: Whether other nodes write, too.
         self.is_shared = False
+
+    def note_followed(self, sql: str) -> None:
+        """A read begins with this statement and has others."""
+        if len(self.followed) >= _FOLLOWED_MOST:  # conditions make many of one
+            self.followed.clear()
+        self.followed.add(sql)
 
     def add(self, name: str, connection: PostgresqlConnection) -> None:
         """A connection that `cut_silent` looks at."""

@@ -291,6 +291,9 @@ class SqliteConnection:
     def begin(self, *, write: bool) -> None:
         self.execute("BEGIN IMMEDIATE" if write else "BEGIN")
 
+    def begin_read(self) -> None:
+        self.execute("BEGIN")
+
     def savepoint(self, command: str) -> None:
         self.execute(command)
 

@@ -338,6 +338,40 @@ async def test_the_event_loop_asks_the_server_nothing(name: str, monkeypatch: py
     assert threading.current_thread() not in threads
 
 
+async def test_a_read_of_one_statement_is_one_trip(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(PostgresqlEngine(server().target(name))) as (database, _):
+        commands, command = list[str](), PostgresqlConnection.command
+
+        def noting(self: PostgresqlConnection, text: str) -> None:
+            commands.append(text)
+            command(self, text)
+
+        monkeypatch.setattr(PostgresqlConnection, "command", noting)
+        for _ in range(3):
+            assert await database.read(lambda tx: tx.messages.counter("a")) == 0
+        assert commands == []
+
+
+async def test_a_read_of_several_statements_sees_one_moment(name: str) -> None:
+    """Also the first one of its kind, when nobody knows that a second statement follows."""
+    async with opened(PostgresqlEngine(server().target(name))) as (database, _):
+        await database.write(count("a"))
+        begun = 0
+
+        def work(tx: Transaction) -> tuple[int, ...]:
+            nonlocal begun
+            begun += 1
+            before = tx.messages.counter("a")
+            with server().target(name).connect() as other:
+                other.execute("UPDATE counter SET value = value + 1 WHERE name = 'a'")
+            rows = tx.connection.execute("SELECT value FROM counter WHERE name IN ('a', 'b')")
+            return before, *(row["value"] for row in rows)
+
+        assert await database.read(work) == (2, 2)
+        assert await database.read(work) == (3, 3)
+        assert begun == 3
+
+
 async def test_sessions_that_the_server_ends_lose_nothing(name: str) -> None:
     async with opened(PostgresqlEngine(server().target(name), patience_seconds=PATIENCE)) as (database, journal):
         for number in range(30):
