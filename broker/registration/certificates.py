@@ -31,6 +31,7 @@ _SIGNATURE_ALGORITHMS: Final = {
 #: Errors of cryptography for certificates that OpenSSL accepts and cryptography cannot read.
 UNREADABLE: Final = (
     ValueError,
+    TypeError,  # a name of bits
     UnsupportedAlgorithm,
     x509.InvalidVersion,
     x509.DuplicateExtension,

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 import pytest
 import trio
+from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from broker.accounts.tokens import Caller
 from broker.errors import (
@@ -20,7 +22,14 @@ from broker.errors import (
     ValidationFailed,
 )
 from broker.facts import DeviceCreated, TokenRevoked
-from broker.registration.certificates import ClientCertificate, certificate_info, certificate_signature
+from broker.registration.certificates import (
+    BadCertificate,
+    ClientCertificate,
+    certificate_info,
+    certificate_signature,
+    read_authorities,
+    read_signer,
+)
 from broker.registration.progress import BegunRegistration, Completed, Status
 from broker.registration.registrations import Registrations
 from broker.registration.trust import Authorities
@@ -152,16 +161,27 @@ async def test_a_certificate_of_no_authority_is_refused(
         await steps.begin(issued=issue(authority))
 
 
-async def test_a_certificate_whose_name_cannot_be_read_is_refused(steps: Steps, authority: Authority) -> None:
+#: A name that ends in the middle of a character, and one that is a string of bits.
+NAMES = [b"\x0c\x08nameles\xff", b"\x03\x08\x00ameless"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_a_certificate_whose_name_cannot_be_read_is_refused(
+    steps: Steps, authority: Authority, name: bytes
+) -> None:
     """The authority has signed the certificate, but the device record could not show its name."""
+    shown = _unreadable(authority, name)
     with pytest.raises(PermissionDenied):
-        await steps.registrations.begin(_unreadable(authority), SECURE_TYPE, "vendor-1")
+        await steps.registrations.begin(shown, SECURE_TYPE, "vendor-1")
+    pem = x509.load_der_x509_certificate(shown.leaf).public_bytes(Encoding.PEM).decode()
+    for read in (read_authorities, read_signer):
+        with pytest.raises(BadCertificate, match="no certificate in PEM"):
+            read(pem)
 
 
-def _unreadable(authority: Authority) -> ClientCertificate:
-    """A certificate whose name ends in the middle of a character."""
+def _unreadable(authority: Authority, name: bytes) -> ClientCertificate:
     good = authority.issue("nameless").certificate
-    signed = good.tbs_certificate_bytes.replace(b"nameless", b"nameles\xff")
+    signed = good.tbs_certificate_bytes.replace(b"\x0c\x08nameless", name)
     assert isinstance(authority.own.key, EllipticCurvePrivateKey)
     signature = b"\0" + authority.own.key.sign(signed, ECDSA(SHA256()))
     algorithm = b"\x30\x0a\x06\x08\x2a\x86\x48\xce\x3d\x04\x03\x02"  # ecdsa-with-SHA256
