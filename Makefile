@@ -30,7 +30,7 @@ run: $(VENV)/.installed $(if $(STORE),$(VENV)/.installed-postgresql)
 
 # Bytecode is kept: without it each daemon that a test starts compiles the product, and each run rewrites every assertion.
 unexport PYTHONDONTWRITEBYTECODE
-# Files stay in one piece, and tests/scheduling.py says who runs which: pytest-xdist must leave their order alone.
+# Files stay in one piece, and tests/conftest.py says which come first: pytest-xdist must leave their order alone.
 PROCESSORS = $(shell $(BIN)/python -c 'import os; print(os.cpu_count() or 1)')
 # Two runs beside each other need a CACHE each.
 CACHE := .pytest_cache
@@ -70,7 +70,7 @@ FOLDER_OF_TESTS = $$(free=$$(df -k --output=avail /dev/shm 2>/dev/null | tail -n
 pytest_in_memory = folder=$(FOLDER_OF_TESTS); if TMPDIR=$$folder $(PYTEST) $(1); then rm -rf "$$folder" || true; \
   else echo "the files of the tests that failed: $$folder"; exit 1; fi
 
-# Two workers more than processors: half of all take the tests with other programs, which often wait.
+# Two workers more than processors: tests with other programs often wait.
 tests: $(VENV)/.compiled-test
 	$(call pytest_in_memory,-n $$(($(PROCESSORS) + 2)))
 

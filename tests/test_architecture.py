@@ -7,6 +7,7 @@ from inspect import signature
 from pathlib import Path
 
 from storage.database import Database
+from tests.conftest import LONGEST
 from tests.rows import each_row
 
 ROOT = Path(__file__).parent.parent
@@ -21,6 +22,10 @@ _PLACEHOLDERS = {"NNNN_x.": "[0-9]*_*.", "_x.": "_*.", "/x.": "/*.", "/x/": "/*/
 def test_systemd_folder_holds_no_python() -> None:
     """It would shadow the binding of that name."""
     assert list((ROOT / "systemd").rglob("*.py")) == []
+
+
+def test_the_files_that_come_first_are_there() -> None:
+    assert [name for name in LONGEST if not (ROOT / "tests" / name).exists()] == []
 
 
 def test_each_protocol_is_in_the_contracts_of_protocols() -> None:

@@ -186,7 +186,7 @@ class Story:
         self._due["link"] = is_done
 
 
-@pytest.mark.parametrize("seed", range(examples(20)))
+@pytest.mark.parametrize("seed", range(examples(35)))
 def test_each_consumer_serves_what_was_begun(seed: int) -> None:
     chance = random.Random(seed)  # noqa: S311
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:

@@ -231,7 +231,7 @@ def _running_schemathesis(folder: Path) -> Iterator["subprocess.Popen[str]"]:
 
 
 def test_a_user_gets_what_the_document_says(served_document: ServedDocument) -> None:
-    found = served_document.run("user", USER_TOKEN, kitchen=1, phases="examples,fuzzing", examples=3, devices=OWNED)
+    found = served_document.run("user", USER_TOKEN, kitchen=1, phases="examples,fuzzing", examples=2, devices=OWNED)
     found.check_kinds()
     found.check_successes()
 
@@ -242,7 +242,7 @@ def test_values_at_the_edges_of_the_schemas_get_what_the_document_says(served_do
 
 def test_an_application_gets_what_the_document_says(served_document: ServedDocument) -> None:
     found = served_document.run(
-        "application", APPLICATION_TOKEN, kitchen=3, phases="examples,fuzzing", examples=2, devices=OWNED
+        "application", APPLICATION_TOKEN, kitchen=3, phases="examples,fuzzing", examples=1, devices=OWNED
     )
     found.check_kinds()
     found.check_successes()
@@ -254,7 +254,7 @@ def test_a_device_gets_what_the_document_says(served_document: ServedDocument) -
         device_token(SPEAKER),
         kitchen=SPEAKER,
         phases="examples,fuzzing",
-        examples=2,
+        examples=1,
         devices=[device_id(SPEAKER)],
     )
     found.check_kinds()

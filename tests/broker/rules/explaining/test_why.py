@@ -75,7 +75,7 @@ class _Reference:
 
 async def test_explanations_equal_the_reference_evaluator(opener: ServicesOpener, fake_clock: FakeClock) -> None:
     chance = random.Random(20_261_122)  # noqa: S311 - the same pairs in every run
-    pairs = examples(1_000)
+    pairs = examples(1_700)
     rules: list[tuple[RuleRecord, dict[str, Any]]] = []
     expected: dict[tuple[str, str], bool] = {}
     async with opener() as services:

@@ -120,7 +120,7 @@ def moments(draw: st.DrawFn) -> tuple[Milliseconds, str]:
 
 
 @given(expressions(), moments())
-@settings(max_examples=examples(60), derandomize=True)  # croniter has surprises of its own
+@settings(max_examples=examples(100), derandomize=True)  # croniter has surprises of its own
 def test_an_expression_matches_when_croniter_says_so_of_the_local_clock(
     expression: str, moment: tuple[Milliseconds, str]
 ) -> None:

@@ -39,7 +39,7 @@ async def test_values_before_any_position_are_those_of_all_rows_up_to_it(
     monkeypatch.setattr(state, "_LOOKED_AT", 3)
     world = await build_world(services.core.database, services.core.vault)
     home, chance = Home(services), random.Random(43_09)  # noqa: S311 - the same in every run
-    for _ in range(examples(250)):
+    for _ in range(examples(420)):
         fake_clock.advance(chance.choice([1, 1_000, 61_000, 3_600_000]))
         names = chance.sample(_FIELDS[: chance.choice([1, 1, 1, 4])], 1)
         late = chance.choice([0, 0, 0, 0, 30_000, 7_200_000])
