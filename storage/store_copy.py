@@ -58,6 +58,7 @@ class CopyReport(msgspec.Struct, frozen=True):
     content_bytes: int  # that were read, without what an engine adds
     seconds: float  # of this run
     was_resumed: bool
+    mended: str = ""  # rows that refer to lost rows, in a sentence
 
 
 #: Told several times a second; may wait, or raise.
@@ -82,6 +83,9 @@ def copy_store(
 ) -> CopyReport:
     """Copy all rows of a store that nobody changes, or of one snapshot of it, into another one; compare both.
 
+    SQLite may have rows that refer to rows that are not there, which PostgreSQL refuses. They are copied as if those
+    had just been deleted, into either engine; the source keeps them.
+
     Args:
         source: has the schema of this version, and no transaction.
         target: an empty store, or one into which a copy of the same store was interrupted.
@@ -92,9 +96,9 @@ def copy_store(
         StoreError: the target has rows of another store, cannot hold a row, or differs from the source at the end.
         StoreFullError: the target's disk is full. The copy can be gone on with.
     """
-    source.begin(write=False)
     try:
-        return copy_rows(source, target, name, tell)
+        mended = source.tables().begin_mended()
+        return replace(copy_rows(source, target, name, tell), mended=mended)
     finally:
         with suppress(StoreError):
             source.rollback()

@@ -40,6 +40,10 @@ class Tables(Protocol):
     def rows(self, sql: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
         """The rows of a query, with parameters as in the stores."""
 
+    def begin_mended(self) -> str:
+        """Begin a transaction that sees rows which refer to lost rows as if those had just been deleted, and is rolled
+        back. Returns a sentence for operators with their numbers; empty: there are none."""
+
     def begin_loading(self) -> None:
         """Before the first transaction: no constraint between tables is checked, where the engine can do without."""
 

@@ -59,6 +59,8 @@ def _told(done: Migrated, password_file: Path | None) -> Iterator[str]:
         f"{done.target}: {report.rows:,} rows of {report.tables} tables are copied and compared"
         f" ({report.seconds:,.0f} s{', after an interruption' if report.was_resumed else ''})"
     )
+    if report.mended:
+        yield report.mended
     if done.url == "sqlite" and not done.is_in_place:
         yield f"Move {done.target} into the state directory, as store.sqlite."
     yield f'Now write into the table [storage] of the configuration: url = "{done.url}"'

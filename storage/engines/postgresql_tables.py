@@ -56,6 +56,10 @@ class PostgresqlTables:
                 found[table] = TableShape(table, tuple(columns), key, key, frozenset(parents.get(table, ())))
         return found
 
+    def begin_mended(self) -> str:
+        self._connection.begin(write=False)
+        return ""  # the server keeps references
+
     def begin_loading(self) -> None:
         """The order of the tables is enough: each comes behind the ones that it refers to."""
 

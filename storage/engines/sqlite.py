@@ -294,6 +294,13 @@ class SqliteConnection:
     def begin_read(self) -> None:
         self.execute("BEGIN")
 
+    def mend_references(self) -> Mended:
+        """In the transaction, without `foreign_keys`. Raises StoreError."""
+        try:
+            return mend_references(self._connection)
+        except sqlite3.Error as error:
+            raise StoreError(str(error)) from error
+
     def savepoint(self, command: str) -> None:
         self.execute(command)
 

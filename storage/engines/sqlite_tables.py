@@ -36,6 +36,12 @@ class SqliteTables:
         parents = self.rows('SELECT DISTINCT "table" FROM pragma_foreign_key_list(:table)', {"table": table})
         return TableShape(table, tuple(name for name, _ in columns), key, order, frozenset(name for (name,) in parents))
 
+    def begin_mended(self) -> str:
+        for pragma in ("query_only=OFF", "foreign_keys=OFF"):
+            self._connection.execute(f"PRAGMA {pragma}")
+        self._connection.begin(write=True)
+        return str(self._connection.mend_references())
+
     def begin_loading(self) -> None:
         self._connection.execute("PRAGMA foreign_keys=OFF")
 

@@ -21,10 +21,11 @@ from protocols.doctor.patient import Patient
 from protocols.doctor.state import look_at_disk, look_at_store
 from protocols.errors import StateError
 from protocols.operation.backup import BackupNotWrittenError, make_backup
+from protocols.operation.migrate_store import copy_store_to
 from protocols.operation.restore import restore_backup
 from protocols.operation.standby import alone_for_a_command
 from protocols.operation.state import open_state
-from storage.engines import engine_of, has_store
+from storage.engines import engine_at, engine_of, has_store
 from storage.engines.postgresql import PostgresqlConnection, PostgresqlEngine
 from storage.engines.sqlite import SqliteEngine
 from storage.leases import LeaseStore
@@ -121,6 +122,14 @@ def test_rows_that_refer_to_lost_rows_are_mended_alike_on_either_engine(
     assert told[0] == told[1]
     assert told[0].startswith("rows that refer to lost rows: ")
     assert "1 of file_chunk left out" in told[0]
+    # And by `migrate-store`, whose source keeps them.
+    before = contents(engine_of(broken))
+    for to in (databases.new(tmp_path, template="template0").storage.url, str(tmp_path / "copied.sqlite")):
+        migrated = copy_store_to(broken, to, tell=lambda _progress: None)
+        assert migrated.report.mended == told[0]
+        rows = contents(engine_at(to))
+        assert {name: of for name, of in rows.items() if name != "audit_entry"} == found[0]
+        assert contents(engine_of(broken)) == before
 
 
 def test_what_is_written_during_a_backup_is_not_in_it(settings: Settings, tmp_path: Path) -> None:
