@@ -242,8 +242,9 @@ class CommitGroup:
     told_upto: int = 0
     #: The same of a commit that is in doubt.
     late: list[Told | FactRecord] = field(default_factory=list)
-    #: With several nodes: the fence behind a commit that is in doubt.
+    #: With several nodes: the fence behind a commit that is in doubt; why it is not stored.
     fence: int = 0
+    refused: str = ""
     callbacks: list[Callable[[StoreError | None], None]] = field(default_factory=list)
     ended: trio.Event = field(default_factory=trio.Event)
     error: StoreError | None = None
@@ -620,6 +621,8 @@ class Database:
                     await self._tell_late()
                 assert self._peers is not None, "no other node writes"  # noqa: S101 - as the engine was told
                 self._peers.heard(behind.facts)
+                # Rows that came before the facts were heard wait in the open group, too.
+                self.open_group.refused = self._peers.refusal(self.open_group, behind.facts) or self.open_group.refused
                 if (refusal := self._peers.refusal(group, behind.facts)) is not None:
                     raise StoreOvertakenError(refusal) from None
                 job = self._write_thread.begin(partial(self._commit, group))
@@ -644,6 +647,8 @@ class Database:
         transaction = self._writer
         if transaction is None:
             raise StoreError("the store is not open")
+        if group.refused:
+            raise StoreOvertakenError(group.refused)
         if self._doubtful is not None and not self._is_doubt_settled:
             self._settle(transaction, self._doubtful)
         for _ in range(_TRIES - 1):

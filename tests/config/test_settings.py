@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from config.limits import CLUSTER_WORKERS
 from config.settings import Address, IdentityProvider, Settings, SettingsError, load_settings
 from config.settings_checks import SOCKET_LIMITS
 from tests.rows import each_row
 
 EXPECTED_RATE = "expected minute/day like 100/1000, the first from 1 to 1000000"
 STATE = 'state_dir = "/var/lib/trunkline"\n'
+_SEVERAL = '[storage]\nurl = "postgresql://h/d"\n[cluster]\nnodes = "several"\n'
 
 
 @pytest.fixture
@@ -122,6 +124,8 @@ _VARIABLES = [
     ("STORAGE_URL", "postgresql://db", "storage.url", "postgresql://db"),
     ("STORAGE_PASSWORD_FILE", "/etc/password", "storage.password_file", Path("/etc/password")),
     ("CLUSTER_NODE", "a", "cluster.node", "a"),
+    ("CLUSTER_NODES", "one", "cluster.nodes", "one"),
+    ("CLUSTER_WORKERS", "rules, mails", "cluster.workers", "rules, mails"),
     ("CLUSTER_LEASE_SECONDS", "9.5", "cluster.lease_seconds", 9.5),
     ("CLUSTER_PATIENCE_SECONDS", "7.5", "cluster.patience_seconds", 7.5),
     ("STORAGE_SYNCHRONOUS", "normal", "storage.synchronous", "normal"),
@@ -307,6 +311,26 @@ _TLS_FILE = '[http]\ntls_bind = "h:1"\n[tls]\ncertificate = "c"\nkey = "k"\n'
             for text in ("", "100", "0/100", "100/0", "1000001/1", "-1/5", "1/2/3", "a/b", "１/２")
         ),
         (STATE + '[storage]\nurl = "mysql://u:secret@h/d"', "storage.url: expected sqlite or postgresql://…"),
+        (
+            STATE + '[cluster]\nworkers = "rules, males"',
+            f"cluster.workers: expected all, or some of {', '.join(CLUSTER_WORKERS)}; got males",
+        ),
+        (STATE + '[cluster]\nnodes = "several"', "cluster.nodes: several need PostgreSQL (storage.url)"),
+        (
+            STATE + _SEVERAL + '[mqtt]\ntopics = "open"',
+            "mqtt.topics: open topics are in the memory of one node; several (cluster.nodes) need service",
+        ),
+        (
+            STATE + _SEVERAL + '[mqtt]\npersistent_sessions = "on"',
+            "mqtt.persistent_sessions: sessions that last are held by one node; several (cluster.nodes) need off",
+        ),
+        *(
+            (
+                STATE + _SEVERAL + f'[lwm2m]\n{key} = "127.0.0.1:0"',
+                f"lwm2m.{key}: tasks of device management run on one node; with several (cluster.nodes) leave it out",
+            )
+            for key in ("tcp_bind", "dtls_bind")
+        ),
         (STATE + "[cluster]\npatience_seconds = -1", "cluster.patience_seconds: must be at least 0"),
         (STATE + "[storage]\nretention_days = -1", "storage.retention_days: must be at least 0"),
         (STATE + "[storage]\nhour_rollup_days = -1", "storage.hour_rollup_days: must be at least 0"),

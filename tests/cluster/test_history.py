@@ -1,0 +1,92 @@
+"""The rules of several nodes hold in histories of clients that move; and the checker finds nodes that break one."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from broker.cluster.facts import FactLog
+from broker.messages.follower import LogFollower
+from storage.database import CommitGroup, Database, Transaction
+from storage.engines import postgresql
+from storage.facts import FactRecord
+from storage.keys import Position
+from tests.cluster.history import history_of
+
+SEEDS = (1, 2)
+#: Seeds of one mutant until it is found: what comes first is the database's choice.
+TRIES = 6
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_the_rules_hold(seed: int) -> None:
+    history = await history_of(seed)
+    assert not list(history.problems())
+    assert len(history.acknowledged) > 100
+    assert len(history.facts) > 10
+
+
+def no_fence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are stored whatever others have ended."""
+    given = postgresql._GIVEN_BEHIND_THE_FENCE.replace(" = %s THEN", " >= 0 * %s THEN")
+    assert given != postgresql._GIVEN_BEHIND_THE_FENCE
+    monkeypatch.setattr(postgresql, "_GIVEN_BEHIND_THE_FENCE", given)
+
+
+def gaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of others that come before a commit are not read."""
+
+    async def before(self: LogFollower, _first: Position, last: Position) -> None:
+        self._position = max(self._position, last)
+
+    monkeypatch.setattr(LogFollower, "before", before)
+
+
+def own_rows_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The follower takes rows of this node, whose commit has not ended, for those of others."""
+    monkeypatch.setattr(Database, "own_rows_from", lambda *_: None)
+
+
+def facts_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Facts of others that a commit has read are not heard."""
+    others = Database._others
+
+    def left_out(self: Database, transaction: Transaction, group: CommitGroup) -> Sequence[FactRecord]:
+        others(self, transaction, group)
+        return ()
+
+    monkeypatch.setattr(Database, "_others", left_out)
+
+
+def acknowledged_though_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of a former connection are left out, and its client is told that they are stored."""
+    refusal = FactLog.refusal
+
+    def left_out(self: FactLog, group: CommitGroup, facts: Sequence[FactRecord]) -> str | None:
+        if refusal(self, group, facts) is not None:
+            ended = self._ended_by(facts)
+            group.messages = [row for row in group.messages if row.device not in ended]
+            group.encoded = None
+        return None
+
+    monkeypatch.setattr(FactLog, "refusal", left_out)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "rule"),
+    [
+        (no_fence, "R3"),
+        (gaps, "R1"),
+        (own_rows_twice, "R1"),
+        (facts_left_out, "R5"),
+        (acknowledged_though_refused, "R2"),
+    ],
+)
+async def test_the_checker_finds_a_mutant(mutant: Any, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant(monkeypatch)
+    found: set[str] = set()
+    for seed in range(TRIES):
+        found |= {problem[:2] for problem in (await history_of(seed, patience_seconds=2)).problems()}
+        if rule in found:
+            return
+    raise AssertionError(f"{rule} holds for the checker: {found}")
