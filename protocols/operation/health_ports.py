@@ -4,6 +4,7 @@ Nobody authenticates here, so a stranger must not be able to keep a balancer fro
 and while all places are taken, the oldest connection of the address that has the most of them makes room.
 """
 
+import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -98,6 +99,16 @@ async def serve_health(
     finally:
         for listener in listeners:
             listener.socket.close()
+
+
+async def refuse(sock: socket.socket) -> None:
+    """End each connection to a socket that systemd has opened, so that its device tries the next address; or read its
+    datagrams, which nobody should find later. Until cancelled."""
+    if sock.type == socket.SOCK_DGRAM:
+        with trio.socket.from_stdlib_socket(sock) as datagrams:
+            while True:
+                await datagrams.recv(1)
+    await trio.serve_listeners(trio.aclose_forcefully, [trio.SocketListener(trio.socket.from_stdlib_socket(sock))])
 
 
 async def _answer(

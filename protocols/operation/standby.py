@@ -2,10 +2,9 @@
 
 While another node has it, this one stands by, and while the database is away, it waits. It opens the ports of HTTP
 alone then, so that a balancer or a supervisor can ask for its health, and no port for devices, so that devices go where
-they are served at once.
+they are served at once. Sockets for devices that systemd has opened end their connections.
 """
 
-import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -21,9 +20,10 @@ from broker.cluster.membership import SEVERAL, NodeMembership
 from config.settings import Settings
 from protocols.errors import ListenerError, StateError
 from protocols.operation import systemd
-from protocols.operation.health_ports import DATABASE_AWAY, STANDS_BY, Answers, Places, serve_health
+from protocols.operation.health_ports import DATABASE_AWAY, STANDS_BY, Answers, Places, refuse, serve_health
 from protocols.operation.interpreter import freeze_objects
 from protocols.operation.reload import Reloading
+from protocols.streams.inherited import NAMES, InheritedError, copies_of_inherited, hand_over
 from protocols.streams.tls import TlsContext
 from storage.lease_table import LeaseTable
 from storage.leases import HeldLease, LeaseRecord
@@ -368,17 +368,22 @@ class _Waiting:
 
     async def _listen(self) -> None:
         http = self._reloading.settings.http
-        if "LISTEN_FDS" in os.environ:  # the sockets are systemd's: who connects waits for the take-over
-            return
         places = Places()
         try:
+            given = copies_of_inherited([NAMES[one] for one in self._reloading.settings.listeners])
             async with trio.open_nursery() as nursery:
                 is_proxied = http.proxy_protocol == "required"
                 serve = partial(serve_health, is_proxied=is_proxied, places=places, answers=lambda: self._answers)
-                if http.bind is not None:
-                    await nursery.start(serve, http.bind, None)
-                if http.tls_bind is not None:
-                    await nursery.start(serve, http.tls_bind, self._context)
+                for name, bind, context in (("http", http.bind, None), ("https", http.tls_bind, self._context)):
+                    if bind is not None:
+                        hand_over(given.get(name, ()))  # to the task that is started
+                        await nursery.start(serve, bind, context)
+                for name in given.keys() - {"http", "https"}:
+                    for sock in given[name]:
+                        nursery.start_soon(refuse, sock)
+        except InheritedError as error:
+            self.problem = ListenerError(error.strerror)
+            self._nursery.cancel_scope.cancel()
         except OSError as error:
             self.problem = ListenerError(f"http cannot listen on {error.filename}: {error.strerror or error}")
             self._nursery.cancel_scope.cancel()

@@ -19,6 +19,20 @@ _FIRST: Final = 3
 
 Sockets = Mapping[str, Sequence[socket.socket]]
 
+#: The names of the listeners by their settings.
+NAMES: Final = {
+    "http.bind": "http",
+    "http.tls_bind": "https",
+    "accounts.tls_bind": "accounts",
+    "secure.tls_bind": "secure",
+    "mqtt.bind": "mqtt",
+    "mqtt.tls_bind": "mqtts",
+    "coap.bind": "coap",
+    "coap.dtls_bind": "coaps",
+    "lwm2m.dtls_bind": "lwm2m_dtls",
+    "lwm2m.tcp_bind": "lwm2m_tcp",
+    "lwm2m.tls_bind": "lwm2m_tls",
+}
 #: The sockets of the listener that this task opens.
 _given: ContextVar[Sequence[socket.socket]] = ContextVar("given_sockets", default=())
 
@@ -64,6 +78,19 @@ def inherited_sockets(
             raise InheritedError(f"descriptor {descriptor}, {name}: {error.strerror}") from error
         sock.setblocking(False)
         found.setdefault(name, []).append(sock)
+    return found
+
+
+def copies_of_inherited(listeners: Collection[str]) -> Sockets:
+    """The sockets that `inherited_sockets` gives later, under other numbers: closing these closes none of those."""
+    environ = dict(os.environ)
+    found: dict[str, list[socket.socket]] = {}
+    for name, sockets in inherited_sockets(listeners, environ).items():
+        found[name] = [sock.dup() for sock in sockets]
+        for sock in sockets:
+            sock.detach()
+        for copy in found[name]:
+            copy.setblocking(False)
     return found
 
 
