@@ -75,7 +75,7 @@ def parse_head(received: bytes, *, longest_body: int | None = UNCOUNTED_BODY_BYT
         headers.append((name, value))
     length = single.get(b"content-length", b"0")
     if (
-        _HOST.fullmatch(single.get(b"host", b"")) is None
+        not _is_usual_host(single.get(b"host", b""))
         or single.get(b"connection", b"keep-alive").lower() != b"keep-alive"
         or _LENGTH.fullmatch(length) is None
         or (longest_body is not None and int(length) > longest_body)
@@ -90,6 +90,11 @@ def parse_head(received: bytes, *, longest_body: int | None = UNCOUNTED_BODY_BYT
         match.end(),
         int(length),
     )
+
+
+@lru_cache(maxsize=64)  # clients send the same few
+def _is_usual_host(host: bytes) -> bool:
+    return _HOST.fullmatch(host) is not None
 
 
 def without_empty_lines(received: bytes) -> bytes:
