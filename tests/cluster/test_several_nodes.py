@@ -19,7 +19,10 @@ from tests.daemon import ADA, USER_TOKEN, bearer, device_id, device_token
 from tests.programs import require_program
 
 #: The clients leave sockets to the garbage collector when a node does not answer.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"),
+]
 
 _ACTION: Final = {"actions": [{"name": "setOn", "parameters": {}}]}
 

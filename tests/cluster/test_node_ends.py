@@ -1,0 +1,107 @@
+"""Nodes that are killed, stand still, are replaced, or may not serve: the others serve on (reference 27.25)."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from broker.secrets import Vault
+from protocols.operation.key_file import KeyFile
+from tests.cluster.node import Node, new_node, running_nodes, wait_until
+from tests.cluster.test_several_nodes import Light, is_connected, live_feed, stored_values, values_of
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"),
+]
+
+NOT_OPENED, FENCED, REPLACED = 4, 5, 6
+WORKERS = 8
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Node]]:
+    with running_nodes(tmp_path_factory.mktemp("cluster"), "a", "b") as found:
+        yield found
+
+
+def test_a_node_that_is_killed_is_buried_and_the_other_serves_on(nodes: list[Node]) -> None:
+    a, b = nodes
+    with closing(live_feed(b, 0)) as feed:
+        with closing(Light(a, 0)) as light, closing(Light(a, 1)):
+            assert all(light.send(value) for value in range(10))
+            wait_until(lambda: is_connected(b, 1), "the other node knows of the connection")
+            a.signal(signal.SIGKILL)
+            wait_until(light.lost.is_set, "the connection has gone with its node")
+        with closing(Light(b, 0)) as again:  # it need not wait for the burial
+            assert all(again.send(value) for value in range(10, 20))
+        assert values_of(feed, 20) == list(range(20))
+    assert stored_values(b, 0) == list(range(20))
+    wait_until(lambda: "node_buried" in b.log(), "the node is buried")
+    wait_until(lambda: b.log().count("lease_gained") == WORKERS, "the other one does its work")
+    wait_until(lambda: not is_connected(b, 1), "its devices are away")
+    a.start()
+    with closing(Light(a, 1)) as light:
+        assert light.send(7)
+    assert stored_values(b, 1) == [7]
+
+
+def test_a_node_that_stood_still_stores_nothing_and_ends(nodes: list[Node]) -> None:
+    a, b = nodes
+    buried = b.log().count("node_buried")
+    with closing(Light(a, 2)):
+        a.signal(signal.SIGSTOP)
+        with closing(Light(b, 2)) as newer:
+            assert newer.send(2)
+        wait_until(lambda: b.log().count("node_buried") > buried, "the node is buried")
+        a.signal(signal.SIGCONT)
+        assert a.status() == FENCED
+    assert "cluster.lease_seconds" in a.log()
+    assert stored_values(b, 2) == [2]
+    a.start()
+
+
+def test_a_later_node_of_the_same_name_takes_the_place(
+    nodes: list[Node], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    a, b = nodes
+    twin = new_node(tmp_path_factory.mktemp("twin"), "a", a)
+    try:
+        twin.start()
+        assert a.status() == REPLACED
+        assert "another daemon with the name of this node, a, serves the store now" in a.log()
+        with closing(Light(twin, 3)) as light:
+            assert light.send(3)
+        assert stored_values(b, 3) == [3]
+    finally:
+        twin.close()
+    a.start()
+
+
+def test_a_node_with_another_key_is_refused_with_the_reason(
+    nodes: list[Node], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    other = new_node(tmp_path_factory.mktemp("other"), "c", nodes[0])
+    (other.daemon.state / "key").unlink()
+    KeyFile(other.daemon.state / "key").write(Vault.new_key())
+    other.begin()
+    try:
+        assert other.status() == NOT_OPENED
+        assert nodes[1].health("/readyz") == 200
+    finally:
+        other.close()
+
+
+def test_a_daemon_that_serves_alone_waits_for_the_nodes(
+    nodes: list[Node], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    alone = new_node(tmp_path_factory.mktemp("alone"), "d", nodes[0])
+    text = alone.daemon.config.read_text(encoding="utf-8").replace('nodes = "several"\n', "")
+    alone.daemon.config.write_text(text, encoding="utf-8")
+    alone.begin()
+    try:
+        wait_until(lambda: "stands_by" in alone.log(), "it stands by")
+        assert alone.health("/readyz") == 503
+    finally:
+        alone.close()
