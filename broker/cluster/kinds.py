@@ -99,10 +99,9 @@ class ConnectionReplaced(msgspec.Struct, frozen=True):
 
 
 class Provisioned(msgspec.Struct, frozen=True):
-    """A provision file has changed this: the keys of rules, and facts, each with the name of its kind."""
+    """A provision file was applied: the facts, each with the name of its type, in MessagePack."""
 
-    rules: tuple[RuleKey, ...]
-    facts: tuple[tuple[str, msgspec.Raw], ...]
+    facts: tuple[tuple[str, bytes], ...]
 
 
 #: The device's record or its shares; None: it was deleted.
@@ -116,6 +115,10 @@ TIER: Final = state("tier", _tier)
 #: A device has a new connection with a session of MQTT. To end the former connection is not its matter.
 SESSION_BEGAN: Final = event("MQTT session began", SessionBegin, is_own=True)
 SESSION_EXPIRED: Final = event("MQTT session expired", DeviceKey, is_own=True)
+#: A device type or its Manifests. The node that has changed it has read it again.
+TYPE_CHANGED: Final = event("device type changed", DeviceTypeKey)
+#: A provision file was applied. The node that has done it has read everything again.
+PROVISIONED: Final = event("provisioned", Provisioned, is_fencing=True)
 #: Of several nodes: a connection of a device to another one is over.
 CONNECTION_REPLACED: Final = event("connection replaced", ConnectionReplaced, is_fencing=True)
 #: The configuration of device management of a type.

@@ -9,6 +9,7 @@ import trio
 from msgspec.structs import replace
 
 from broker.clock import Clock
+from broker.cluster.kinds import TYPE_CHANGED
 from broker.conditional import require_unchanged, tag_of
 from broker.device_types.catalog import DeviceType, DeviceTypes, ManifestVersion
 from broker.device_types.documents import DeviceTypeDocument, DeviceTypeDocuments
@@ -94,6 +95,7 @@ class TypeMaking:
             changed = _changed(known, wanted)
             if changed != known:
                 tx.device_types.put_device_type(changed)
+                tx.tell(TYPE_CHANGED, type_.key)
                 note(tx, AuditEvent.DEVICE_TYPE_CHANGED, f"device_type {known.id}", now_ms=now_ms)
             return _standing(tx, type_.key)
 
@@ -115,6 +117,7 @@ class TypeMaking:
             if is_new and record.version > MANIFEST_VERSIONS_MAX:
                 raise Conflict(TOO_MANY_VERSIONS)
             if is_new:
+                tx.tell(TYPE_CHANGED, type_.key)
                 object_ = f"device_type {type_.id}"
                 note(tx, AuditEvent.MANIFEST_UPLOADED, object_, now_ms=now_ms, version=record.version)
             return UploadedManifest(type_.id, record.version, record.approved, is_new)

@@ -13,6 +13,7 @@ import trio
 from msgspec.structs import replace
 
 from broker.clock import Clock
+from broker.cluster.kinds import TYPE_CHANGED
 from broker.device_types.catalog import DeviceTypes
 from broker.device_types.documents import DeviceTypeDocument, DeviceTypeDocuments
 from broker.device_types.overview import FAILURES_MAX, FailedMessage, TypeOverview, UploadedManifest
@@ -53,6 +54,8 @@ class Manifests:
         def work(tx: Transaction) -> UploadedManifest:
             found = _type(id_or_name, tx)
             record, is_new = put_manifest(tx, found.key, read, approve=approve, now_ms=now_ms)
+            if is_new:
+                tx.tell(TYPE_CHANGED, found.key)
             return UploadedManifest(found.id, record.version, record.approved, is_new)
 
         return await self._change(work)
@@ -68,6 +71,7 @@ class Manifests:
                 raise NotFound
             if not waiting[version]:
                 tx.device_types.approve_manifest(found.key, version, now_ms=now_ms)
+                tx.tell(TYPE_CHANGED, found.key)
                 note(tx, AuditEvent.MANIFEST_APPROVED, f"device_type {found.id}", now_ms=now_ms, version=version)
             return UploadedManifest(found.id, version, approved=True, is_new=not waiting[version])
 

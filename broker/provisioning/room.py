@@ -8,6 +8,7 @@ from broker.device_types.room import DeviceTypesRoom
 from broker.devices.room import DevicesRoom
 from broker.limits.room import LimitsRoom
 from broker.mail import Mails
+from broker.provisioning.elsewhere import ProvisionedElsewhere
 from broker.provisioning.service import Provisioning
 from broker.registration.room import RegistrationRoom
 from broker.rules.room import RulesRoom
@@ -27,7 +28,7 @@ async def open_provisioning(
     rules: RulesRoom,
     subscriptions: SubscriptionsRoom,
 ) -> Provisioning:
-    return Provisioning(
+    provisioning = Provisioning(
         core.database,
         core.vault,
         accounts.passwords,
@@ -46,3 +47,7 @@ async def open_provisioning(
         mails,
         core.site,
     )
+    if core.peers is not None:
+        elsewhere = ProvisionedElsewhere(provisioning, core.news, core.router)
+        core.life.worker("provisioning of others", elsewhere.read_forever)
+    return provisioning

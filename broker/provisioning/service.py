@@ -12,6 +12,7 @@ from broker.accounts.claims import Claims
 from broker.accounts.common_passwords import is_common_password
 from broker.accounts.tokens import Tokens
 from broker.clock import Clock
+from broker.cluster.kinds import PROVISIONED, Provisioned
 from broker.connectors.catalog import Catalog
 from broker.device_management.images import Images
 from broker.device_types.catalog import DeviceTypes
@@ -32,6 +33,7 @@ from broker.provisioning.rule_tables import RuleTables
 from broker.provisioning.run import ProvisioningRun, not_in_file
 from broker.provisioning.scene_tables import SceneTables
 from broker.provisioning.subscription_tables import SubscriptionTables
+from broker.provisioning.told import packed
 from broker.provisioning.topic_tables import TopicTables
 from broker.registration.trust import Trust
 from broker.rules.rulebook import Rulebook
@@ -119,6 +121,7 @@ class Provisioning:
                 note(tx, AuditEvent.PROVISIONED, now_ms=now_ms, tables=tables)
             if dry_run:
                 raise _DryRunDoneError(run.report)
+            tx.tell(PROVISIONED, Provisioned(packed(run.facts)))
             return run
 
         # Shielded: after the commit, caches must be reloaded and facts published also when the caller was cancelled,
@@ -129,17 +132,21 @@ class Provisioning:
                     run = await self._database.write(work)
             except _DryRunDoneError as done:
                 return done.report
-            self._tokens.forget_all()
-            await self._types.reload()
-            await self._trust.reload()
-            await self._connectors.reload()
-            await self._devices.reload()
-            await self._quotas.reload()
+            await self.reload()
             await self._rulebook.loader.reload(run.rules)
             for begin in range(0, len(run.facts), _FACTS_AT_ONCE):
                 self._router.publish_all(run.facts[begin : begin + _FACTS_AT_ONCE])
                 await trio.lowlevel.checkpoint()
         return run.report
+
+    async def reload(self) -> None:
+        """Read everything again that a file may have changed. Raises StoreError."""
+        self._tokens.forget_all()
+        await self._types.reload()
+        await self._trust.reload()
+        await self._connectors.reload()
+        await self._devices.reload()
+        await self._quotas.reload()
 
     async def _prepare_passwords(self, reading: ReadTables) -> dict[int, PreparedPassword]:
         """The new passwords, hashed, by the index of the user. A password that the user has already is left out."""

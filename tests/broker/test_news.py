@@ -96,6 +96,8 @@ WHO_HEARS_OF_WHAT = {
     "management": ["Configurations._heard"],
     "model": ["Shelf.changed", "Training._model_changed"],
     "connection replaced": [],  # by other nodes: ConnectionClaims._replaced
+    "device type changed": [],  # by other nodes: TypesElsewhere._note
+    "provisioned": [],  # by other nodes: ProvisionedElsewhere._note
     "models of a rule": ["Training._rule_models_changed"],
     "notifications replayed": ["open_subscriptions.<locals>.replayed"],
     "roll-out changed": ["ManagementEngine._rollout_changed"],
@@ -109,6 +111,7 @@ WHO_HEARS_OF_WHAT = {
 
 #: They end something: a node must have heard of it before it commits anything more.
 FENCING = {
+    "provisioned",
     "connection replaced",
     "ApplicationGrantsChanged",
     "DeviceDeleted",

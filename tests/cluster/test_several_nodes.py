@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any, Final
 
 import httpx
@@ -15,7 +16,7 @@ import websocket
 from paho.mqtt.enums import CallbackAPIVersion
 
 from tests.cluster.node import PATIENCE_SECONDS, Node, running_nodes, wait_until
-from tests.daemon import ADA, USER_TOKEN, bearer, device_id, device_token
+from tests.daemon import ADA, LIGHT_TYPE, USER_TOKEN, bearer, command_output, device_id, device_token
 from tests.programs import require_program
 
 #: The clients leave sockets to the garbage collector when a node does not answer.
@@ -168,6 +169,29 @@ def is_connected(node: Node, number: int) -> bool:
     answer = httpx.get(f"{node.base}/devices/{device_id(number)}/presence", headers=bearer(USER_TOKEN), timeout=30)
     assert answer.status_code == 200, answer.text
     return bool(answer.json()["data"]["connected"])
+
+
+def test_a_manifest_that_is_uploaded_to_one_node_is_used_by_the_other(nodes: list[Node], tmp_path: Path) -> None:
+    a, b = nodes
+    with closing(Light(b, 6)) as light:
+        assert light.send(1)
+        fields = [{"name": name, "valueClass": "Integer"} for name in ("intensity", "spare")]
+        (tmp_path / "light.json").write_text(json.dumps({"fields": fields}), encoding="utf-8")
+        manifest = json.dumps(str(tmp_path / "light.json"))
+        file = tmp_path / "change.toml"
+        file.write_text(
+            f'[[device_types]]\nid = "{LIGHT_TYPE}"\nunique_name = "example.light"\nname = "Light"\n'
+            f'organization = "Acme"\nmanifest = {manifest}\n',
+            encoding="utf-8",
+        )
+        command_output("provision", file, "--config", a.daemon.config)
+
+        def knows() -> bool:
+            body = {"sdid": device_id(6), "type": "message", "data": {"intensity": 2, "spare": 3}}
+            sent = httpx.post(f"{b.base}/messages", headers=bearer(device_token(6)), json=body, timeout=30)
+            return "warnings" not in sent.json()["data"] and sent.status_code == 200
+
+        wait_until(knows, "the other node has the Manifest")
 
 
 def test_a_token_that_is_revoked_on_one_node_ends_the_connection_to_the_other(nodes: list[Node]) -> None:
