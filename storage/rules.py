@@ -81,10 +81,15 @@ _READ: Final = ("owner_id", "application_id", "application_organization")
 _COLUMNS: Final = tuple(one for one in RuleRecord.__struct_fields__ if one not in _READ)
 _STATE: Final = RuleState.__struct_fields__
 _PROBLEM: Final = RuleProblem.__struct_fields__
-_RULE: Final = (
-    f"SELECT {', '.join(f'r.{name}' for name in _COLUMNS)}, u.id AS owner_id, a.id AS application_id,"  # noqa: S608 - constants
-    " a.organization AS application_organization FROM rule AS r JOIN user AS u ON u.key = r.owner"
-    " JOIN application AS a ON a.key = r.application WHERE "
+_OF_RULE: Final = (
+    f"SELECT {', '.join(f'r.{name}' for name in _COLUMNS)}, u.id AS owner_id, a.id AS application_id,"
+    " a.organization AS application_organization"
+)
+_FROM_RULE: Final = " FROM rule AS r JOIN user AS u ON u.key = r.owner JOIN application AS a ON a.key = r.application"
+_RULE: Final = f"{_OF_RULE}{_FROM_RULE} WHERE "
+_RULE_AND_STATE: Final = (
+    f"{_OF_RULE}, {', '.join(f's.{name} AS state_{name}' for name in _STATE)}{_FROM_RULE}"
+    " LEFT JOIN rule_state AS s ON s.rule = r.key WHERE r.key = :key"
 )
 _IN_SCOPE: Final = {
     "allApplications": "r.scope = 'allApplications'",
@@ -111,6 +116,16 @@ class RuleStore(Store):
             f"{_RULE} r.key IN ({self._db.numbers_in('keys')}) ORDER BY r.key", {"keys": json.dumps(list(keys))}
         )
         return [_rule(row) for row in rows]
+
+    def rule_and_state(self, key: RuleKey) -> tuple[RuleRecord, RuleState] | None:
+        """The rule with this key, and its state; a new one if it has none."""
+        row = self._db.execute(_RULE_AND_STATE, {"key": key}).one()
+        if row is None:
+            return None
+        record = _rule({name: row[name] for name in RuleRecord.__struct_fields__})
+        if row["state_rule"] is None:
+            return record, RuleState(key, record.revision)
+        return record, _state({name: row[f"state_{name}"] for name in _STATE})
 
     def rules_of(
         self,

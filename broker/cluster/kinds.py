@@ -60,8 +60,7 @@ def _model(tx: Transaction, id_: str) -> ModelRecord | None:
 
 
 def _rule(tx: Transaction, key: RuleKey) -> tuple[RuleRecord, RuleState] | None:
-    record = next(iter(tx.rules.rules_with((key,))), None)
-    return None if record is None else (record, tx.rules.state(key) or RuleState(key, record.revision))
+    return tx.rules.rule_and_state(key)
 
 
 def _subscription(tx: Transaction, key: int) -> tuple[SubscriptionRecord, SubscriptionNames] | None:

@@ -1,7 +1,7 @@
 """The devices in use: one shared object for each, so that a change reaches every open connection."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from functools import partial
 from weakref import WeakValueDictionary
@@ -21,6 +21,7 @@ from storage.keys import DeviceKey, DeviceTypeKey, OrganizationKey, UserKey
 from storage.records import DeviceRecord
 
 _RECENT = 10_000
+_READ_AT_ONCE = 100
 
 
 class Device:
@@ -110,14 +111,19 @@ class Devices:
         return await self._load(lambda tx: tx.devices.by_id(device_id), device_id)
 
     async def find_all(self, device_ids: Iterable[str]) -> dict[str, Device | None]:
-        """Find devices by ids; None for an unknown id."""
-        found: dict[str, Device | None] = {}
-        for device_id in device_ids:
-            try:
-                found[device_id] = await self.find(device_id)
-            except DeviceNotFound:
-                found[device_id] = None
+        """Find devices by ids; None for an unknown id. Devices that are not in memory are read together."""
+        ids = list(device_ids)
+        found: dict[str, Device | None] = {id_: self._live.get(self._keys.get(id_, DeviceKey(-1))) for id_ in ids}
+        unknown = [id_ for id_, device in found.items() if device is None]
+        for first in range(0, len(unknown), _READ_AT_ONCE):
+            some = unknown[first : first + _READ_AT_ONCE]
+            for record, type_ in await self._changes.settled(partial(self._read_all, some)):
+                found[record.id] = self._share(record, type_)
         return found
+
+    async def _read_all(self, device_ids: Collection[str]) -> list[tuple[DeviceRecord, DeviceType]]:
+        records = await self._database.read(lambda tx: tx.devices.by_ids(device_ids))
+        return [(record, await self._types.get(record.device_type)) for record in records.values()]
 
     async def get(self, key: DeviceKey) -> Device:
         """The device with this key. Raises DeviceNotFound."""

@@ -1,13 +1,15 @@
 """Operations on a large store: seconds, peak memory, and the p99 of an innocent before and meanwhile.
 
-    python -m tests.sizes --messages 2000000 [--folder DIR] [--keep] [--only WORD ...]
+    python -m tests.sizes --messages 2000000 [--folder DIR] [--keep] [--postgresql] [--only WORD ...]
 
 The store is made first, and deleted at the end; with `--keep` it stays in DIR, and one that is there is used. Each
 operation gets it as the one before has left it: retention is the last one with a daemon. The innocent is measured right
-before each operation, for the ratio.
+before each operation, for the ratio. With `--postgresql` the store is copied into a server of its own, which syncs as
+one in use does; memory is that of the daemon or the command.
 """
 
 import argparse
+import math
 import shutil
 import signal
 import sys
@@ -25,12 +27,14 @@ import trio
 from protocols.control.client import send_command
 from storage.engines.sqlite_compact import unfinished_copy
 from tests.daemon import ADA, USER_TOKEN, Daemon, bearer
+from tests.postgresql import Server
 from tests.sizes.measuring import Innocent, cpu_seconds, forget_peak, p99, peak_mib, run
-from tests.sizes.store import DAYS, SETTINGS, build, stored
+from tests.sizes.store import DAYS, build, moved, settings_at, stored
 
 _DAY_MS = 86_400_000
 _QUIET_SECONDS = 6.0
 _MIB = 2**20
+_DATABASE = "sizes"
 
 
 @dataclass
@@ -52,8 +56,12 @@ class Row:
 
 
 class Sizes:
-    def __init__(self, daemon: Daemon, folder: Path, only: list[str]) -> None:
+    def __init__(
+        self, daemon: Daemon, folder: Path, only: list[str], server: Server | None, *, most_seconds: float
+    ) -> None:
+        self._most_seconds = most_seconds
         self._daemon = daemon
+        self._server = server
         self._folder = folder
         self._only = only
 
@@ -66,10 +74,11 @@ class Sizes:
             ("export of a tenth", self.export),
             ("key rotation", lambda what: self.stopped(what, "key", "rotate")),
             ("restore", self.restore),
-            ("salvage", self.salvage),
+            *([("salvage", self.salvage)] if self._server is None else []),
             ("retention of half", self.retention),
-            ("compact", lambda what: self.stopped(what, "store", "compact")),
         ]
+        if self._server is None:
+            operations.append(("compact", lambda what: self.stopped(what, "store", "compact")))
         for what, operation in operations:
             if not self._only or any(word in what for word in self._only):
                 yield operation(what)
@@ -78,6 +87,18 @@ class Sizes:
     @property
     def _store(self) -> Path:
         return self._daemon.state / "store.sqlite"
+
+    @property
+    def _url(self) -> str:
+        return self._server.url(_DATABASE) if self._server is not None else ""
+
+    def _size(self) -> float:
+        """Of the store, in MiB."""
+        if self._server is None:
+            return self._store.stat().st_size / _MIB
+        row = self._server.administration.execute("SELECT pg_database_size(%s)", (_DATABASE,)).fetchone()
+        assert row is not None
+        return float(row[0]) / _MIB
 
     @property
     def _pid(self) -> int:
@@ -129,11 +150,11 @@ class Sizes:
 
     def stopped(self, what: str, *arguments: str | Path) -> Row:
         self._stop()
-        before = self._store.stat().st_size
+        before = self._size()
         done = run(*arguments, "--config", self._daemon.config)
         assert done.status == 0, done
         assert not unfinished_copy(self._store).exists()
-        sizes = f"{before / _MIB:,.0f} → {self._store.stat().st_size / _MIB:,.0f} MiB"
+        sizes = f"{before:,.0f} → {self._size():,.0f} MiB"
         return Row(what, done.seconds, done.cpu_seconds, done.peak_mib, about=sizes)
 
     def export(self, what: str) -> Row:
@@ -158,10 +179,16 @@ class Sizes:
     def restore(self, what: str) -> Row:
         self._stop()
         state, config = self._folder / "restored", self._folder / "restored.toml"
-        config.write_text(f'state_dir = "{state}"\n', encoding="utf-8")
+        url = ""
+        if self._server is not None:
+            self._server.make_database("restored", "template0")
+            url = f'[storage]\nurl = "{self._server.url("restored")}"\n'
+        config.write_text(f'state_dir = "{state}"\n{url}', encoding="utf-8")
         done = run("restore", self._folder / "backup.tar", "--config", config)
         assert done.status == 0, done
         shutil.rmtree(state)
+        if self._server is not None:
+            self._server.drop("restored")
         return Row(what, done.seconds, done.cpu_seconds, done.peak_mib)
 
     def salvage(self, what: str) -> Row:
@@ -171,14 +198,14 @@ class Sizes:
 
     def retention(self, what: str) -> Row:
         self._stop()
-        before = self._store.stat().st_size
+        before = self._size()
         self._running()
         row = Row(what)
         innocent = Innocent(self._daemon)
         innocent.quiet(1.0)
         row.before_ms = p99(innocent.quiet(_QUIET_SECONDS))
         self._stop()
-        self._daemon.settings = f"{SETTINGS}[storage]\nretention_days = {DAYS // 2}\n"
+        self._daemon.settings = settings_at(self._url, f"retention_days = {DAYS // 2}")
         self._daemon.write_config()
         self._daemon.start()
         begin = time.perf_counter()
@@ -186,13 +213,12 @@ class Sizes:
         innocent.quiet(1.0)
         with innocent.at_work() as times:
             swept: dict[str, Any] = {"store_bytes": 0}
-            while not swept["store_bytes"]:
+            while not swept["store_bytes"] and time.perf_counter() - begin < self._most_seconds:
                 time.sleep(0.5)
                 swept = self._statistics("retention")
         row.seconds, row.cpu_seconds = time.perf_counter() - begin, cpu_seconds(self._pid)
         row.peak_mib, row.meanwhile_ms = peak_mib(self._pid), p99(times)
-        after = self._store.stat().st_size
-        row.about = f"{swept['deleted_messages']:,} messages, {before / _MIB:,.0f} → {after / _MIB:,.0f} MiB"
+        row.about = f"{swept['deleted_messages']:,} messages, {before:,.0f} → {self._size():,.0f} MiB"
         return row
 
     def _statistics(self, part: str) -> dict[str, Any]:
@@ -200,27 +226,45 @@ class Sizes:
         return found
 
 
+def _started(folder: Path) -> Server:
+    """A server that syncs what it commits."""
+    folder.parent.chmod(0o755)  # its user must enter
+    folder.mkdir()
+    server = Server(folder)
+    server.make("fsync=on", "full_page_writes=on", "shared_buffers=256MB", "checkpoint_timeout=5min")
+    server.start()
+    return server
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=int, default=2_000_000)
     parser.add_argument("--folder", type=Path, default=None, help="where the store goes; 10 M messages need 10 GB")
     parser.add_argument("--only", nargs="*", default=[], help="words of the operations to measure")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="of retention, at most")
     parser.add_argument("--keep", action="store_true", help="use the store in the folder, and leave it there")
+    parser.add_argument("--postgresql", action="store_true", help="of a store in a server of PostgreSQL")
     options = parser.parse_args()
     # `timeout` and others end it like this: the daemon must not go on without it, and the folder must not stay.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     if options.keep and options.folder is None:
         parser.error("--keep needs --folder")
     folder = options.folder if options.keep else Path(tempfile.mkdtemp(dir=options.folder))
-    daemon = None
+    daemon = server = None
     try:
         begin = time.perf_counter()
-        daemon = stored(folder) or build(folder, options.messages, end_ms=int(time.time() * 1000))
+        daemon = stored(folder)
+        how = "kept" if daemon is not None else "made"
+        daemon = daemon or build(folder, options.messages, end_ms=int(time.time() * 1000))
         size, seconds = (daemon.state / "store.sqlite").stat().st_size, time.perf_counter() - begin
-        print(f"{options.messages:,} messages, {size / _MIB:,.0f} MiB, made in {seconds:,.0f} s\n")
+        print(f"{options.messages:,} messages, {size / _MIB:,.0f} MiB, {how} in {seconds:,.0f} s\n")
         print("| Operation | Seconds | Of a processor | Peak MiB | Innocent's p99 ms, before → meanwhile | |")
         print("|---|---|---|---|---|---|", flush=True)
-        for row in Sizes(daemon, folder, options.only).rows():
+        if options.postgresql:
+            server = _started(folder / "server")
+            copied = moved(daemon, server, _DATABASE)
+            print(Row("migrate-store to PostgreSQL", copied.seconds, copied.cpu_seconds, copied.peak_mib), flush=True)
+        for row in Sizes(daemon, folder, options.only, server, most_seconds=options.seconds).rows():
             print(row, flush=True)
     except BaseException:  # whatever it is: its log tells why; raised again
         log = Path(tempfile.gettempdir()) / "sizes-log.txt"
@@ -234,6 +278,9 @@ def main() -> None:
     finally:
         if daemon is not None:
             daemon.stop()
+        if server is not None:
+            server.stop()
+            shutil.rmtree(server.folder)
         if not options.keep:
             shutil.rmtree(folder)
 

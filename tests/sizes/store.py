@@ -12,6 +12,8 @@ from typing import Final
 import httpx
 
 from tests.daemon import ADA, DASHBOARD, USER_TOKEN, Daemon, bearer, device_id
+from tests.postgresql import Server
+from tests.sizes.measuring import Command, run
 
 DEVICES: Final = 10_000
 USERS: Final = 1_000
@@ -108,6 +110,22 @@ def build(folder: Path, messages: int, *, end_ms: int) -> Daemon:
         _fill(db, messages, end_ms)
     (folder / _MADE).touch()
     return daemon
+
+
+def moved(daemon: Daemon, server: Server, database: str) -> Command:
+    """Copy the store into a new database; the daemon has it there from now on."""
+    server.make_database(database, "template0")
+    done = run("migrate-store", "--to", server.url(database), "--config", daemon.config)
+    assert done.status == 0, done
+    daemon.settings = settings_at(server.url(database))
+    daemon.write_config()
+    return done
+
+
+def settings_at(url: str, *more: str) -> str:
+    """The settings with the store at a URL, or in the state directory if it is empty, and more lines about it."""
+    lines = [*([f'url = "{url}"'] if url else []), *more]
+    return "\n".join([SETTINGS.rstrip(), *(["[storage]", *lines] if lines else []), ""])
 
 
 def stored(folder: Path) -> Daemon | None:

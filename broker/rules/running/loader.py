@@ -3,7 +3,7 @@
 Reference 12.3.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -114,10 +114,11 @@ class RuleLoader:
             invalid += await self._load([record for record in records if record.invalidated_on is None])
         return invalid
 
-    async def _load(self, records: Iterable[RuleRecord]) -> int:
+    async def _load(self, records: Sequence[RuleRecord]) -> int:
         """Run rules, or mark them as invalid. Returns how many are."""
         invalid, valid = 0, list[tuple[RuleRecord, CompiledRule]]()
         prepared: dict[tuple[str, str], PreparedRule] = {}
+        devices = await self._names.devices_of(records)
         for record in records:
             await trio.lowlevel.checkpoint()  # a body takes its time, and there may be thousands
             reach = await self._permissions.reach(acting(record))
@@ -129,9 +130,12 @@ class RuleLoader:
                 await self._invalidate(record, error.findings)
                 invalid += 1
 
+        del devices
+
         def work(tx: Transaction) -> None:
+            present = {one.key: one for one in tx.rules.rules_with([record.key for record, _ in valid])}
             for record, rule in valid:
-                if tx.rules.rule(record.id) == record:  # it was not changed or removed since it was read
+                if present.get(record.key) == record:  # it was not changed or removed since it was read
                     self._make_models(tx, record, rule)
                     tx.tell(RULE, record.key)
 

@@ -44,6 +44,11 @@ class NameResolver:
         body = msgspec.json.decode(record.body)
         return compile_rule(body, await self.resolve(record.owner, body), key=record.key)
 
+    async def devices_of(self, records: Iterable[RuleRecord]) -> Collection[Device]:
+        """The devices that rules name, read at once. Held, they are in memory when each of the rules is compiled."""
+        ids = {id_ for record in records for id_ in names_in(msgspec.json.decode(record.body)).devices}
+        return (await self._named_devices(ids)).values()
+
     async def require_names(self, acting: Caller, body: Any) -> None:
         """Check that the rule may name what it names, before an answer tells anything about it.
 

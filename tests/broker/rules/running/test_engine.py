@@ -1,7 +1,8 @@
 """The engine follows the log: what triggers, once, also after a restart."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
+from typing import Any, Final
 
 import pytest
 import trio
@@ -10,9 +11,12 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from broker.clock import Clock
 from broker.errors import Conflict
 from broker.rules.rulebook import RuleChanges
+from broker.rules.running.engine import EngineStatistics
 from broker.services import Services
 from config.limits import RULE_LOOP_SECONDS, RULE_LOOP_TRIGGERS
+from storage.database import Database, Transaction
 from storage.keys import Milliseconds
+from storage.rules import RuleRecord, RuleStore
 from tests.broker.device_management.devices import mock_time
 from tests.broker.rules.home import HALL_ID, ON, Home, body, when
 from tests.builders import ServicesOpener
@@ -304,3 +308,52 @@ async def test_two_changes_at_once_are_both_kept_or_one_is_refused(home: Home) -
     await home.change(rule, RuleChanges(body=rule.body.replace("25", "26").encode()))
     with pytest.raises(Conflict):
         await home.change(rule, RuleChanges(name="Checked with the body from before"))
+
+
+_COPIES: Final = 150
+
+
+async def test_a_start_reads_many_rules_and_their_devices_at_once(
+    opener: ServicesOpener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read for each would be many seconds of a start over PostgreSQL with 10,000 rules."""
+    async with opener() as services:
+        await build_world(services.core.database, services.core.vault)
+        rule = await Home(services).rule(body(when("temperature", ">", 90)))
+
+        def copy(tx: Transaction) -> None:
+            for key in range(1_001, 1_001 + _COPIES):
+                id_ = f"{key:032x}"
+                _copied(tx, "device", {"key": key, "id": id_}, KITCHEN)
+                _copied(tx, "rule", {"key": key, "id": id_, "body": rule.body.replace(KITCHEN, id_)}, rule.id)
+
+        await services.core.database.write(copy)
+    reads, statements = 0, 0
+    read, with_key = Database.read, RuleStore.rule
+
+    async def counted_read(self: Database, work: Any, **more: Any) -> Any:
+        nonlocal reads
+        reads += 1
+        return await read(self, work, **more)
+
+    def counted_rule(self: RuleStore, rule_id: str) -> RuleRecord | None:
+        nonlocal statements
+        statements += 1
+        return with_key(self, rule_id)
+
+    monkeypatch.setattr(Database, "read", counted_read)
+    monkeypatch.setattr(RuleStore, "rule", counted_rule)
+    async with opener() as services:
+        (running,) = [one for name, one in services.core.life.statistics().items() if name == "rules"]
+        assert isinstance(running, EngineStatistics)
+        assert running.rules == _COPIES + 1
+    assert reads < _COPIES
+    assert not statements
+
+
+def _copied(tx: Transaction, table: str, values: Mapping[str, object], like: str) -> None:
+    """Insert a row like the one with this id, except for some values."""
+    row = tx.connection.execute(f"SELECT * FROM {table} WHERE id = :like", {"like": like}).one()  # noqa: S608 - constants
+    assert row is not None
+    made = {**row, **values}
+    tx.connection.insert_many(table, list(made), [list(made.values())])
