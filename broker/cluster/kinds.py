@@ -114,6 +114,8 @@ TIER: Final = state("tier", _tier)
 #: A device has a new connection with a session of MQTT. To end the former connection is not its matter.
 SESSION_BEGAN: Final = event("MQTT session began", SessionBegin, is_own=True)
 SESSION_EXPIRED: Final = event("MQTT session expired", DeviceKey, is_own=True)
+#: A worker, by its name, has something to do, and another node may run it.
+WORK_WAITS: Final = event("work waits", str)
 #: A device type or its Manifests. The node that has changed it has read it again.
 TYPE_CHANGED: Final = event("device type changed", DeviceTypeKey)
 #: A provision file was applied. The node that has done it has read everything again.

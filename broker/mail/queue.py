@@ -22,6 +22,8 @@ import trio
 from msgspec.structs import replace
 
 from broker.clock import Clock
+from broker.cluster.kinds import WORK_WAITS
+from broker.cluster.news import News
 from broker.loops import Loop, Wakeup
 from broker.mail.kinds import LinkOrigins, Mail
 from broker.mail.letters import Letter, Letters
@@ -46,6 +48,7 @@ WAITING_MAX: Final = 10_000
 _DAY_MS: Final = 86_400_000
 _LOOK_SECONDS: Final = 60  # the longest wait between two reads of the queue: the wall clock may be set
 _STORE_SECONDS: Final = 5
+_WORKER: Final = "mails"
 _MINUTE_MS: Final = 60_000
 _SOON_MS: Final = 1_000  # before its time a mail is not changed any more: the worker may have read it
 
@@ -79,6 +82,7 @@ class Mails:
         self._letters = Letters(vault, clock, sender, links)
         self._grace_seconds = settings.grace_seconds
         self._token: trio.lowlevel.TrioToken | None = None
+        self._is_shared = False
         self._wakeup = Wakeup()
         self._transport: MailTransport | None = None
         self._sending = trio.Lock()  # one mail is with the transport
@@ -86,6 +90,15 @@ class Mails:
         self._paused_until = 0.0
         self._unsaved = Outage("mail_outcome_not_saved")
         self._waiting = self._queued = self._joined = self._refused = self._sent = self._deferred = self._given_up = 0
+
+    def share(self, news: News) -> None:
+        """Other nodes add mails, too, and one of them delivers."""
+        self._is_shared = True
+        news.listen_elsewhere(WORK_WAITS, self._waits)
+
+    def _waits(self, worker: str, _content: None) -> None:
+        if worker == _WORKER:
+            self._wakeup.set()
 
     async def send(self, to: str, mail: Mail, *, cause: str) -> bool:
         """Queue a mail in a transaction of its own. With other writes in one transaction: `compose`, then `add`.
@@ -122,6 +135,8 @@ class Mails:
         if self._token is not None:
             # The worker reads the queue in a write transaction, which comes after the commit of this mail.
             self._token.run_sync_soon(self._wake, idempotent=True)
+        elif self._is_shared:
+            tx.tell(WORK_WAITS, _WORKER)
         return True
 
     def _join(self, tx: Transaction, letter: Letter) -> bool:

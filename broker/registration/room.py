@@ -29,6 +29,8 @@ async def open_registration(
     trust = Trust(database, clock)
     await trust.reload()
     uploads = Uploads(database, clock)
+    if core.peers is not None:
+        uploads.share(core.leases.of(LeaseName.UPKEEP), core.news)
     core.life.worker(
         "approved lists", uploads.work_forever, lease=core.leases.of(LeaseName.UPKEEP), statistics=uploads.statistics
     )

@@ -194,6 +194,17 @@ def test_a_manifest_that_is_uploaded_to_one_node_is_used_by_the_other(nodes: lis
         wait_until(knows, "the other node has the Manifest")
 
 
+def test_a_mail_that_one_node_queues_is_sent_by_the_other_at_once(nodes: list[Node]) -> None:
+    a, b = nodes
+    address = {"email": "bob@example.org"}
+    answer = httpx.post(f"{b.base}/devices/{device_id(7)}/shares", headers=bearer(USER_TOKEN), json=address, timeout=30)
+    assert answer.status_code == 200, answer.text
+    outboxes = [node.daemon.state / "outbox" for node in (a, b)]
+    # A worker that nobody wakes looks once a minute.
+    wait_until(lambda: any(list(one.glob("*")) for one in outboxes), "the mail is sent", 20)
+    assert list(outboxes[0].glob("*")), "the first node took the lease of mails"
+
+
 def test_a_token_that_is_revoked_on_one_node_ends_the_connection_to_the_other(nodes: list[Node]) -> None:
     a, b = nodes
     with closing(Light(a, 5)) as light:
