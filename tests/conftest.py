@@ -28,6 +28,7 @@ from tests.factories import NOW_MS, World, build_world
 from tests.fakes import FakeClock
 from tests.fork_server import commands_forked
 from tests.leaks import KNOWN, record, taken
+from tests.opened_stores import OPENED
 from tests.postgresql import DATABASES, ENGINE, STATES, end_run, folder_of_run
 from tests.properties import register_profiles
 from tests.stores import KeptStore, MigratedEngine
@@ -46,6 +47,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 register_profiles()
 record(KNOWN.add)
+if ENGINE == "postgresql":
+    OPENED.watch()
 
 _tmp_path_numbers = count()
 
@@ -100,13 +103,17 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A secret in the output of a test, or of a daemon that ran meanwhile, is a failure."""
+    """Failures are a secret in the output of a test or a daemon, and a store of SQLite in a run over PostgreSQL."""
     report = yield
     if call.when == "teardown":
         text = "\n".join([taken(), *(content for _, content in report.sections)])
-        if leaks := list(KNOWN.found_in(text)):
-            report.outcome = "failed"
-            report.longrepr = "\n".join(["secrets in the output:", *leaks])
+        for title, found in (
+            ("secrets in the output:", list(KNOWN.found_in(text))),
+            ("SQLite opened, in a run over PostgreSQL (tests/opened_stores.py):", OPENED.taken()),
+        ):
+            if found:
+                report.outcome = "failed"
+                report.longrepr = "\n".join([str(report.longrepr or ""), title, *found]).strip()
     return report
 
 
@@ -171,6 +178,7 @@ def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     path.mkdir(mode=0o700)
     failures = request.session.testsfailed
     yield path
+    OPENED.look_into(path)
     if request.session.testsfailed == failures:
         shutil.rmtree(path, ignore_errors=True)
 

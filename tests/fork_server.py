@@ -8,8 +8,8 @@ tests/protocols/cli/test_commands.py starts the installed program itself.
 Saves 1.7 s of processor time for each daemon: the nine tests of test_commands, test_stop, test_rules and test_limits in
 tests/e2e take 21 s instead of 51 s.
 
-As a program (`python -m tests.fork_server REQUESTS SECRETS`, two descriptors) this module is the server. Between the
-server and each command stands a waiter, which is the command's parent and reports its exit status.
+As a program (`python -m tests.fork_server REQUESTS SECRETS [STORES]`, descriptors) this module is the server. Between
+the server and each command stands a waiter, which is the command's parent and reports its exit status.
 """
 
 import gc
@@ -25,7 +25,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Final, Never
 
-from tests.leaks import KNOWN, record_into
+from tests import leaks, opened_stores
 
 #: Modules of the commands that tests start most often.
 _COMMANDS = ("serve", "provision", "user", "rule", "device_types", "monetization", "audit", "statistics", "demo")
@@ -103,7 +103,9 @@ class ForkServer:
         if self._requests is None:
             self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
-                descriptors_ = [theirs.fileno(), KNOWN.file]
+                descriptors_ = [theirs.fileno(), leaks.KNOWN.file]
+                if (stores := opened_stores.OPENED.file) is not None:
+                    descriptors_.append(stores)
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", "tests.fork_server", *map(str, descriptors_)],
                     stdin=subprocess.DEVNULL,
@@ -209,5 +211,7 @@ def _become(request: bytes, descriptors: Sequence[int]) -> None:
 
 if __name__ == "__main__":
     with socket.socket(fileno=int(sys.argv[1])) as received:
-        record_into(int(sys.argv[2]))
+        leaks.record_into(int(sys.argv[2]))
+        for stores in sys.argv[3:]:
+            opened_stores.record_into(int(stores))
         _serve(received)

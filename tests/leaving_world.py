@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from contextlib import closing
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import httpx
@@ -20,7 +19,7 @@ from storage.engines.sqlite import SqliteEngine
 from storage.records import DeviceTokenRecord, GrantRecord, TokenRecord, UserRecord
 from storage.sql import StoreConnection
 from tests.factories import BOBS, KITCHEN, LIGHT_TYPE, NOW_MS, World, new_device, new_user
-from tests.stores import columns_of, make_store
+from tests.stores import columns_of, schema_in_memory
 
 ZOE, ZOE_TOKEN = "20e0" * 8, "51" * 16
 EMAIL, FULL_NAME = "zoe.quillfeather@example.org", "Zoë Quillfeather"
@@ -177,11 +176,9 @@ def references(store: StoreConnection, user: int) -> list[str]:
 @cache
 def _columns_of_users() -> dict[str, set[str]]:
     """The columns of each table that refer to a user; a schema of SQLite says it shortly."""
-    with TemporaryDirectory() as folder:
-        make_store(path := Path(folder) / "store.sqlite")
-        sql = 'SELECT t.name, r."from" FROM sqlite_master AS t, pragma_foreign_key_list(t.name) AS r'
-        found: dict[str, set[str]] = {}
-        with closing(SqliteEngine(path).open(read_only=True)) as db:
-            for table, column in db.driver.execute(f"{sql} WHERE t.type = 'table' AND r.\"table\" = 'user'"):
-                found.setdefault(table, set()).add(column)
-        return found
+    sql = 'SELECT t.name, r."from" FROM sqlite_master AS t, pragma_foreign_key_list(t.name) AS r'
+    found: dict[str, set[str]] = {}
+    with schema_in_memory() as db:
+        for table, column in db.execute(f"{sql} WHERE t.type = 'table' AND r.\"table\" = 'user'"):
+            found.setdefault(table, set()).add(column)
+    return found

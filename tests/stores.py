@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import TypeVar, cast
 
 from config.settings import Settings, Storage, load_settings
+from storage import migrations
 from storage.damage import Damage
 from storage.database import Database, EngineConnection, StoreEngine, Transaction
 from storage.engines import STORE, engine_of
@@ -307,6 +308,14 @@ def _changing_nothing(work: Callable[[Transaction], T], transaction: Transaction
         return work(transaction)
     finally:
         assert connection.driver.total_changes == before, f"{work} writes in a read"
+
+
+@contextmanager
+def schema_in_memory() -> Iterator[sqlite3.Connection]:
+    """The whole schema in the words of SQLite, also in a run over PostgreSQL: there is no file."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
+        migrations.apply(db)
+        yield db
 
 
 @cache

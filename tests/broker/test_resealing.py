@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from contextlib import closing
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -14,7 +13,7 @@ from storage.database import EngineConnection, StoreEngine
 from storage.engines.sqlite import SqliteEngine
 from storage.sealed import SEALED_COLUMNS, SealedColumn, SealedStore
 from storage.sql import StoreConnection
-from tests.stores import lift_references, make_store
+from tests.stores import lift_references, make_store, schema_in_memory
 
 #: Columns of bytes that hold no sealed secret: hashes, marks, certificates, files, numbers, the key of message ids.
 NOT_SEALED = {
@@ -65,12 +64,9 @@ def store(engine: StoreEngine) -> Iterator[EngineConnection]:
 @cache
 def columns() -> list[tuple[str, str, str, int]]:
     """Table, column, type, and the place in the primary key, of each column of a store, in the words of SQLite."""
-    with TemporaryDirectory() as folder:
-        engine = SqliteEngine(Path(folder) / "store.sqlite", synchronous="off")
-        engine.migrate()
-        with closing(engine.open(read_only=True)) as db:
-            sql = "SELECT t.name, c.name, c.type, c.pk FROM sqlite_master AS t, pragma_table_info(t.name) AS c"
-            return [tuple(row) for row in db.driver.execute(f"{sql} WHERE t.type = 'table' ORDER BY t.name, c.cid")]
+    with schema_in_memory() as db:
+        sql = "SELECT t.name, c.name, c.type, c.pk FROM sqlite_master AS t, pragma_table_info(t.name) AS c"
+        return [tuple(row) for row in db.execute(f"{sql} WHERE t.type = 'table' ORDER BY t.name, c.cid")]
 
 
 def put_secrets(store: EngineConnection, column: SealedColumn, count: int, key: bytes = OLD) -> list[str]:

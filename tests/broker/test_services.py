@@ -80,6 +80,7 @@ async def test_workers_save_their_state_before_the_store_is_closed_when_everythi
         assert (await services.devices.presence.of(world.kitchen)).last_seen_on == NOW_MS
 
 
+@pytest.mark.sqlite("the file has no folder; tests/protocols/operation/test_postgresql_store.py has such databases")
 async def test_a_store_that_cannot_be_opened_is_the_callers_to_handle(opener: ServicesOpener, tmp_path: Path) -> None:
     with pytest.raises(StoreError):
         async with opener(engine=SqliteEngine(tmp_path / "none" / "store")):

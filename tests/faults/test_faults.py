@@ -16,6 +16,7 @@ pytestmark = pytest.mark.processes
 CHANCE = random.Random(20_260_202)  # noqa: S311 - the moments are random, and the same in every run
 
 
+@pytest.mark.sqlite("the disk is that of the file")
 def test_nothing_acknowledged_is_lost_by_power_cuts(tmp_path: Path) -> None:
     if shutil.which("cc") is None:
         pytest.skip("no C compiler: the file-system shim cannot be built")
@@ -24,6 +25,7 @@ def test_nothing_acknowledged_is_lost_by_power_cuts(tmp_path: Path) -> None:
     assert (row.lost, row.twice) == (0, 0)
 
 
+@pytest.mark.sqlite("the disk is that of the file")
 def test_nothing_acknowledged_is_lost_when_one_write_or_sync_after_the_other_fails(tmp_path: Path) -> None:
     if shutil.which("cc") is None:
         pytest.skip("no C compiler: the file-system shim cannot be built")
@@ -33,6 +35,7 @@ def test_nothing_acknowledged_is_lost_when_one_write_or_sync_after_the_other_fai
     assert (row.lost, row.twice) == (0, 0)
 
 
+@pytest.mark.sqlite("it looks into the file; the next test kills the daemon over PostgreSQL")
 def test_nothing_acknowledged_is_lost_by_kills_on_any_protocol(tmp_path: Path) -> None:
     row = machine.killed(SqliteWorld(tmp_path, CHANCE), 1)
     assert row.acknowledged > 20

@@ -22,6 +22,8 @@ from storage.sql import StoreDamagedError
 from tests.damaged_pages import damage, leaves
 from tests.stores import index
 
+pytestmark = pytest.mark.sqlite("damaged pages of the file")
+
 ROWS = 600
 FIRST, SECOND = DeviceKey(1), DeviceKey(2)
 EVERYTHING = Range(Milliseconds(0), Milliseconds(ROWS * 2))

@@ -39,6 +39,8 @@ from tests.postgresql import server
 from tests.rows import each_row
 from tests.stores import make_store
 
+pytestmark = pytest.mark.sqlite("in each run it has both engines")
+
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EngineConnection]:

@@ -25,6 +25,8 @@ from storage.retention import RetentionStore
 from tests.properties import examples
 from tests.stores import index
 
+pytestmark = pytest.mark.sqlite("its rows have positions that no commit gave, and it counts steps of SQLite")
+
 DEVICES = (1, 2, 3)
 
 

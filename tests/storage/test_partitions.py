@@ -195,6 +195,7 @@ def test_a_store_with_one_table_is_converted_with_its_rows_in_place(last: int, m
     server().drop(name)
 
 
+@pytest.mark.sqlite("in each run it copies a store of SQLite")
 def test_a_store_is_copied_into_partitions(engine: PostgresqlEngine, tmp_path: Path) -> None:
     """Also one whose first positions are gone, with gaps."""
     make_store(tmp_path / "store.sqlite")

@@ -15,6 +15,8 @@ from storage.sql import StoreError
 from tests.damaged_pages import damage, leaves
 from tests.stores import make_store
 
+pytestmark = pytest.mark.sqlite("damaged pages of the file")
+
 ROWS = 2_000
 
 

@@ -18,6 +18,8 @@ from storage.tables import OWN, TableShape, in_order
 from tests.postgresql import server
 from tests.stores import make_store
 
+pytestmark = pytest.mark.sqlite("in each run it has both engines")
+
 _BLOB = bytes(range(256))
 _TEXTS = ("plain", "NUL \0, SUB \x1a, \x1a0", "Zoë 灯 🔥", "", "\\u0000", "STRASSE", "a'b\"c;--%s :k0")
 _NUMBERS = (0, 1, -1, 2**53 + 1, 2**63 - 1, -(2**63))

@@ -16,7 +16,7 @@ from tests.daemon import Daemon
 from tests.upgrades.record import STORES
 from tests.upgrades.world import ask, asked_by
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.sqlite("files of older versions")]
 
 ARCHIVES = sorted(STORES.glob("*.tar.xz"))
 #: How many schema steps may be newer than the newest store here.

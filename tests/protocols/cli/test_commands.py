@@ -21,6 +21,7 @@ import pytest
 import trio
 
 from broker.secrets import Vault
+from config.settings import Storage
 from protocols.control.client import ControlFailedError, send_command
 from storage import migrations
 from tests.daemon import (
@@ -37,7 +38,7 @@ from tests.daemon import (
 )
 from tests.fork_server import ForkedProcess
 from tests.postgresql import server
-from tests.stores import configuration, copy_state
+from tests.stores import configuration, copy_state, storage_of
 
 pytestmark = pytest.mark.processes
 
@@ -127,7 +128,8 @@ def test_taken_port_exits_with_3(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder, programs_started():
         address = f"127.0.0.1:{holder.getsockname()[1]}"
         config = tmp_path / "trunkline.toml"
-        config.write_text(f'state_dir = "{tmp_path}/state"\n[mqtt]\nbind = "{address}"\n')
+        text = f'state_dir = "{tmp_path}/state"\n[mqtt]\nbind = "{address}"\n'
+        config.write_text(configuration(text, tmp_path / "state"), encoding="utf-8")
         run = trunkline("serve", "--config", config)
     assert run.returncode == 3
     assert f"mqtt cannot listen on {address}" in one_line(run)
@@ -301,8 +303,7 @@ def test_demo_shows_its_password_once(tmp_path: Path) -> None:
 def test_the_demo_keeps_its_store_in_postgresql(tmp_path: Path) -> None:
     postgresql = server()
     name = postgresql.new_database(template="template0")
-    command = [*demo(tmp_path), "--store", postgresql.url(name)]
-    process = start_command(*command[1:])
+    process = start_command(*demo(tmp_path, postgresql.url(name))[1:])
     assert any("MQTT" in line for line in introduction(process))
     process.send_signal(signal.SIGTERM)
     assert process.wait(SECONDS) == 0
@@ -314,8 +315,11 @@ def test_the_demo_keeps_its_store_in_postgresql(tmp_path: Path) -> None:
     assert not (tmp_path / "demo" / "store.sqlite").exists()
 
 
-def demo(folder: Path) -> list[str]:
-    return [str(TRUNKLINE), "demo", "--state", str(folder / "demo"), *DEMO_ON_ANY_PORT]
+def demo(folder: Path, store: str | None = None) -> list[str]:
+    state = folder / "demo"
+    command = [str(TRUNKLINE), "demo", "--state", str(state), *DEMO_ON_ANY_PORT]
+    url = store or storage_of(state).url
+    return command if url == Storage().url else [*command, "--store", url]
 
 
 def introduction(process: subprocess.Popen[str] | ForkedProcess) -> list[str]:

@@ -78,6 +78,7 @@ def settings(tmp_path: Path, databases: Databases, provisioned: tuple[Path, str]
     return databases.new(tmp_path / "state", template=name)
 
 
+@pytest.mark.sqlite("in each run it has both engines")
 def test_a_backup_is_restored_into_either_engine(settings: Settings, databases: Databases, tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
     file = tmp_path / "backup.tar.gz"
@@ -96,6 +97,7 @@ def test_a_backup_is_restored_into_either_engine(settings: Settings, databases: 
         assert (there.state_dir / "store.sqlite").exists() == (number == 0)
 
 
+@pytest.mark.sqlite("in each run it has both engines")
 def test_rows_that_refer_to_lost_rows_are_mended_alike_on_either_engine(
     databases: Databases, settings: Settings, tmp_path: Path
 ) -> None:
@@ -132,6 +134,7 @@ def test_rows_that_refer_to_lost_rows_are_mended_alike_on_either_engine(
         assert contents(engine_of(broken)) == before
 
 
+@pytest.mark.sqlite("in each run it has both engines")
 def test_what_is_written_during_a_backup_is_not_in_it(settings: Settings, tmp_path: Path) -> None:
     """One snapshot: the daemon runs on."""
     with closing(engine_of(settings).open(read_only=False)) as daemon:
