@@ -32,9 +32,9 @@ run: $(VENV)/.installed $(if $(STORE),$(VENV)/.installed-postgresql)
 unexport PYTHONDONTWRITEBYTECODE
 # Files stay in one piece, and tests/conftest.py says which come first: pytest-xdist must leave their order alone.
 PROCESSORS = $(shell $(BIN)/python -c 'import os; print(os.cpu_count() or 1)')
-# Two runs beside each other need a CACHE each.
+# Two runs beside each other need a CACHE each. Over PostgreSQL the same examples of a test take several times as long.
 CACHE := .pytest_cache
-PYTEST = $(BIN)/pytest -o cache_dir=$(CACHE) --dist loadfile --no-loadscope-reorder $(if $(ENGINE),-rfEs)
+PYTEST = $(BIN)/pytest -o cache_dir=$(CACHE) --dist loadfile --no-loadscope-reorder $(if $(ENGINE),-rfEs -o timeout=360)
 # Lint is one process after the other: the tests use the other processors.
 BESIDE = $(MAKE) --no-print-directory --jobs=2 --output-sync=none
 

@@ -20,6 +20,8 @@ from storage.sql import StoreDamagedError, StoreError, StoreFullError
 from tests.damaged_pages import damage, leaves
 from tests.stores import make_store
 
+pytestmark = pytest.mark.sqlite("the file is copied")
+
 MIB: Final = 2**20
 ROWS: Final = 3_000
 
