@@ -83,9 +83,10 @@ def check_database(connection: Connection, target: Target) -> None:
             raise StoreError(f"{target}: there is no schema public in this database: CREATE SCHEMA public")
         check_rights(connection, target)
         if not (uses and creates):  # partitions are made as long as a daemon runs
+            role, database = target.names()
             raise StoreError(
-                f"{target}: the role may make no tables: let it own the database: {target.how_to_create()} (or GRANT"
-                f" USAGE, CREATE ON SCHEMA public TO {target.names()[0]})"
+                f"{target}: the role may make no tables: let it own the database: ALTER DATABASE {database} OWNER TO"
+                f" {role} (or GRANT USAGE, CREATE ON SCHEMA public TO {role})"
             )
         if _is_pooled(connection, target):
             raise StoreError(
@@ -95,7 +96,7 @@ def check_database(connection: Connection, target: Target) -> None:
 
 
 def _made_anew(target: Target) -> str:
-    return f"make another database: {target.how_to_create()}"
+    return f"make another database: {target.how_to_create(f'{target.names()[1]}_2')}"
 
 
 def _is_pooled(connection: Connection, target: Target) -> bool:

@@ -273,8 +273,10 @@ class Target(msgspec.Struct, frozen=True):
         user = str(given.get("user") or os.environ.get("PGUSER") or _user_of_system())
         return user, str(given.get("dbname") or os.environ.get("PGDATABASE") or user)
 
-    def how_to_create(self) -> str:
+    def how_to_create(self, name: str = "") -> str:
+        """The command for the database of the address, or for one of another name."""
         user, database = self.names()
+        database = name or database
         return f"createdb --template template0 --encoding UTF8 --locale C --owner {user} {database}"
 
     def without_secret(self, text: str) -> str:
@@ -323,7 +325,7 @@ def explained(target: Target) -> Iterator[None]:
     except psycopg.errors.InsufficientPrivilege as error:
         raise StoreError(
             f"{target}: the role lacks rights ({target.without_secret(said(error))}): let it own the database, and"
-            f" nobody else's tables be in it: {target.how_to_create()}"
+            " all that is in the schema public"
         ) from None
     except psycopg.errors.LockNotAvailable:
         raise StoreBusyError(f"{target}: {_LOCKED}") from None
