@@ -51,14 +51,17 @@ check:
 unit: $(VENV)/.compiled-test
 	$(call pytest_in_memory,-n $(PROCESSORS) --ignore tests/e2e -m "not processes" --hypothesis-profile=daily $(UNITS))
 
-# Of the tests with the real daemon, those in which its store matters.
+# Of the tests with the real daemon, those in which its store matters; and of the broker's, all but those of languages
+# and formats, which touch no store.
 BOTH = tests/storage tests/broker $(addprefix tests/protocols/,cli operation doctor) \
   $(patsubst %,tests/e2e/test_%.py,accounts_listener audit backup coap commands connections connectors events kill \
   lasting_sessions leaving limits lwm2m monetization mosquitto mqtt reach reload rules secrets stop subscriptions \
   websocket will_kills)
+NOT_BOTH = tests/broker/rules/language $(patsubst %,tests/broker/device_types/test_%.py,expressions manifest normalize \
+  payload_formats transform)
 
 both: $(VENV)/.compiled-test
-	export ENGINE=postgresql; $(call pytest_in_memory,-n $$(($(PROCESSORS) + 2)) --hypothesis-profile=daily $(BOTH))
+	export ENGINE=postgresql; $(call pytest_in_memory,-n $$(($(PROCESSORS) + 2)) --hypothesis-profile=daily $(BOTH) $(addprefix --ignore=,$(NOT_BOTH)))
 
 test:
 	$(BESIDE) lint tests

@@ -267,12 +267,12 @@ class SqliteConnection:
             with suppress(StoreError):  # as below, where the trees without damage are found
                 at_once = {row["name"]: row for row in self.execute(_PAGES_OF_TREES)}
         for name, table in self.execute("SELECT name, tbl_name FROM sqlite_master WHERE rootpage > 0").tuples():
-            with suppress(StoreError):  # a library without dbstat, or damage, about which the check of the store tells
-                pages = at_once.get(name)
-                if pages is None:
+            pages = at_once.get(name)
+            if pages is None:
+                with suppress(StoreError):  # a library without dbstat, or damage, which the check of the store tells
                     pages = self.execute(_PAGES_OF_TREE, {"name": name, "most": _MEASURED_PAGES}).one()
-                if pages is not None:
-                    trees.setdefault(table, []).append(pages)
+            if pages is not None:
+                trees.setdefault(table, []).append(pages)
         return {name: _table_size(of_table) for name, of_table in trees.items()}
 
     def gives_back(self) -> bool:
