@@ -194,6 +194,25 @@ def test_a_manifest_that_is_uploaded_to_one_node_is_used_by_the_other(nodes: lis
         wait_until(knows, "the other node has the Manifest")
 
 
+def test_a_rule_that_is_made_on_one_node_runs_for_messages_to_each(nodes: list[Node]) -> None:
+    a, b = nodes
+    condition = {"sdid": device_id(0), "field": "intensity", "operator": ">", "operand": {"value": 50}}
+    rule = {"if": condition, "then": {"ddid": device_id(2), "action": "setOn"}}
+    made = httpx.post(f"{b.base}/rules", headers=bearer(USER_TOKEN), json={"name": "Bright", "rule": rule}, timeout=30)
+    assert made.status_code == 200, made.text
+    with closing(Light(b, 2)) as sink:
+        for node in (a, b):
+            with closing(Light(node, 0)) as source:
+                before = len(sink.actions)
+
+                def has_triggered(source: Light = source, before: int = before) -> bool:
+                    # The node that runs rules hears of the rule a moment after it was made.
+                    assert source.send(51)
+                    return len(sink.actions) > before
+
+                wait_until(has_triggered, "the rule has triggered")
+
+
 def test_a_mail_that_one_node_queues_is_sent_by_the_other_at_once(nodes: list[Node]) -> None:
     a, b = nodes
     address = {"email": "bob@example.org"}
