@@ -200,12 +200,15 @@ def test_while_the_server_stands_still_front_ends_answer_within_the_patience(
         ("POST", "/accounts/token", {"data": {"grant_type": "refresh_token", "refresh_token": "0" * 32}}),
     )
     found: dict[str, list[tuple[int, float]]] = {path: [] for _, path, _ in calls}
+    reasons: list[str] = []
 
     def ask(method: str, path: str, given: dict[str, Any]) -> None:
         for _ in range(3):
             began = time.monotonic()
             answer = httpx.request(method, base + path, timeout=60, **given)
             found[path].append((answer.status_code, time.monotonic() - began))
+            if path.startswith("/v1.1"):  # /operator shows this text, too
+                reasons.append(answer.json()["error"]["reason"])
 
     with own.standing_still():
         threads = [threading.Thread(target=ask, args=call) for call in calls]
@@ -217,6 +220,8 @@ def test_while_the_server_stands_still_front_ends_answer_within_the_patience(
     print(found)  # noqa: T201 - with -s
     assert max(seconds for answers in found.values() for _, seconds in answers) <= 1.5 * PATIENCE_SECONDS + 0.5
     assert {status for answers in found.values() for status, _ in answers} == {503}
+    assert len(reasons) == 6
+    assert all(reason.startswith("the database does not answer") for reason in reasons), reasons
     is_ready(node, SERVES)
 
 
