@@ -102,6 +102,6 @@ def test_a_daemon_that_serves_alone_waits_for_the_nodes(
     alone.begin()
     try:
         wait_until(lambda: "stands_by" in alone.log(), "it stands by")
-        assert alone.health("/readyz") == 503
+        wait_until(lambda: alone.health("/readyz") == 503, "its port is open")
     finally:
         alone.close()
