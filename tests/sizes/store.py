@@ -175,8 +175,9 @@ def _fill(db: sqlite3.Connection, messages: int, end_ms: int) -> None:
         times = {"first": 0, "behind": messages // _BURST, "level": level, "width": width}
         db.execute(_ROLLUPS, {**given, **times})
     db.execute(_SNAPSHOTS, given)
-    db.execute("UPDATE consumer SET position = :head", given)
-    db.execute("INSERT OR REPLACE INTO consumer VALUES ('folds', :head)", given)
+    # A consumer that is missing would read the whole log, and retention would wait for it.
+    for consumer in ("folds", "rules", "subscriptions"):
+        db.execute("INSERT OR REPLACE INTO consumer VALUES (:name, :head)", {**given, "name": consumer})
     db.execute("COMMIT")
 
 
