@@ -17,6 +17,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 from tests.cluster.node import PATIENCE_SECONDS, Node, running_nodes, wait_until
 from tests.daemon import ADA, LIGHT_TYPE, USER_TOKEN, bearer, command_output, device_id, device_token
+from tests.factories import LIGHT_MANIFEST
 from tests.programs import require_program
 
 #: The clients leave sockets to the garbage collector when a node does not answer.
@@ -175,8 +176,9 @@ def test_a_manifest_that_is_uploaded_to_one_node_is_used_by_the_other(nodes: lis
     a, b = nodes
     with closing(Light(b, 6)) as light:
         assert light.send(1)
-        fields = [{"name": name, "valueClass": "Integer"} for name in ("intensity", "spare")]
-        (tmp_path / "light.json").write_text(json.dumps({"fields": fields}), encoding="utf-8")
+        changed: dict[str, Any] = json.loads(json.dumps(LIGHT_MANIFEST))
+        changed["fields"].append({"name": "spare", "valueClass": "Integer"})
+        (tmp_path / "light.json").write_text(json.dumps(changed), encoding="utf-8")
         manifest = json.dumps(str(tmp_path / "light.json"))
         file = tmp_path / "change.toml"
         file.write_text(
