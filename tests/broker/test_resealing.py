@@ -34,6 +34,8 @@ NOT_SEALED = {
     ("connector_link", "account"),
     ("device_share", "code_hash"),
     ("external_sign_in", "browser"),
+    ("fact", "content"),  # what the nodes of a store tell each other: keys, hashes and what listeners read
+    ("fact", "value"),
     ("file_chunk", "content"),  # of firmware images and archives; an archive has no secret
     ("password_reset", "password"),
     ("refresh_token", "salt"),
