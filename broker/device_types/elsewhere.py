@@ -24,9 +24,12 @@ class TypesElsewhere:
         self._wakeup.set()
 
     async def _read(self) -> None:
-        changed = dict(self._changed)
-        await self._types.reload()
+        changed, self._changed = self._changed, {}
+        try:
+            await self._types.reload()
+        except BaseException:  # whatever it is: nobody has heard of them yet; raised again
+            self._changed = changed | self._changed
+            raise
         for key in changed:
-            del self._changed[key]
             self._router.publish(DeviceTypeChanged(key))
             await trio.lowlevel.checkpoint()

@@ -176,8 +176,9 @@ class Projector:
         )
 
     async def _note_others(self) -> None:
+        saved = await self._database.read(saved_position)
         if not self._is_held():
-            self._position = self._written = max(self._position, await self._database.read(saved_position))
+            self._position = self._written = max(self._position, saved)
 
     def _is_held(self) -> bool:
         try:

@@ -29,6 +29,7 @@ from quart_trio import QuartTrio
 
 from tests.benchmarks.websocket import cpu_seconds
 from tests.daemon import USER_TOKEN, device_id, device_token, running_daemon
+from tests.free_port import free_port
 
 _CONNECTIONS = 20
 _ACTION = b'{"data":{"actions":[{"name":"setOn"}]}}'
@@ -102,13 +103,6 @@ async def _serve_bare(port: int) -> None:
 
 def _run_bare(port: int) -> None:
     trio.run(_serve_bare, port)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @contextmanager

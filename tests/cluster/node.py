@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from typing import IO, Final
 import httpx
 
 from tests.daemon import Daemon, command_output, write_world
+from tests.free_port import free_port
 from tests.postgresql import server
 
 LEASE_SECONDS: Final = 4.0  # the least
@@ -87,13 +87,6 @@ class Node:
         if self._log is not None:
             self._log.close()
             self._log = None
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
 
 
 def wait_until(is_so: Callable[[], bool], what: str, seconds: float = PATIENCE_SECONDS) -> float:

@@ -14,6 +14,7 @@ import trio
 from trio_websocket import open_websocket_url
 
 from tests.daemon import USER_TOKEN, Daemon, device_id, device_token, running_daemon
+from tests.free_port import free_port
 from tests.programs import require_program
 from tests.protocols.http.certificates import contexts
 from tests.protocols.mqtt.peers import ACCEPTED
@@ -25,13 +26,6 @@ ADA, BOB = "127.0.0.2", "127.0.0.3"  # the proxy connects from 127.0.0.1
 FORGED = "X-Forwarded-For: 6.6.6.6\r\nForwarded: for=6.6.6.6;proto=https\r\n"
 
 Connect = Callable[[str], socket.socket]
-
-
-def free_port() -> int:
-    with closing(socket.socket()) as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
 
 
 def adapted(name: str, changes: Mapping[str, str]) -> str:

@@ -1,7 +1,6 @@
 """The receivers on /docs/subscriptions run, and refuse what is not signed (reference 11.4)."""
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from protocols.http.openapi.document import document
 from protocols.http.openapi.serving import ALL_NOUNS
 from protocols.http.rest.subscriptions import SUBSCRIPTIONS
 from protocols.outbound.callbacks import webhook_headers
+from tests.free_port import free_port
 
 BODY = b'{"id":"1","data":[{"sdid":"kitchen","ts":5,"data":{"state":true}}]}'
 
@@ -31,9 +31,7 @@ def test_a_receiver_of_the_documentation(tmp_path: Path, title: str, program: st
     code = dict(SUBSCRIPTIONS.samples)[f"A receiver in {title}"]
     file, secret = tmp_path / f"receiver.{suffix}", new_webhook_secret()
     file.write_text(code, encoding="utf-8")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     environment = {**os.environ, "WEBHOOK_SECRET": secret, "PORT": str(port)}
     process = subprocess.Popen([program, file], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:

@@ -31,6 +31,7 @@ from broker.secrets import Vault
 from protocols.operation.key_file import KeyFile
 from tests.daemon import USER_TOKEN, Daemon, bearer, command_output, device_id, device_token, run_command, write_world
 from tests.e2e.test_proxies import adapted, running
+from tests.free_port import free_port
 from tests.postgresql import server
 from tests.programs import require_program
 
@@ -106,13 +107,6 @@ class Node:
             self.daemon.kill()
         if self._log is not None:
             self._log.close()
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
 
 
 def wait_until(is_so: Callable[[], bool], what: str, seconds: float = PATIENCE_SECONDS) -> float:

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +25,7 @@ from tests.daemon import (
     device_id,
     running_daemon,
 )
+from tests.free_port import free_port
 
 SETTINGS = "[outbound]\nallow_private_addresses = true\n"
 
@@ -35,13 +35,6 @@ def be_local(daemon: Daemon) -> None:
     file = daemon.state.parent / "local.toml"
     file.write_text(DASHBOARD_WITH_SECRET, encoding="utf-8")
     command_output("provision", file, "--config", daemon.config)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @contextmanager

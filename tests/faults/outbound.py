@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ import httpx
 from tests.daemon import ADA, DASHBOARD_WITH_SECRET, TRUNKLINE, USER_TOKEN, Daemon, bearer, command_output, device_id
 from tests.faults.shim import Shim
 from tests.faults.world import Row, World, under_load, wait
+from tests.free_port import free_port
 from tests.protocols.outbound.smtp_servers import Received, smtp_server
 
 _GONE_SECONDS: Final = 8.0
@@ -29,7 +29,7 @@ class _Callback:
     """`trunkline receive`, which may end, or stand still with its sockets open."""
 
     def __init__(self, daemon: Daemon, folder: Path) -> None:
-        self._daemon, self.port = daemon, _free_port()
+        self._daemon, self.port = daemon, free_port()
         self.output = folder / "received.jsonl"
         self._file: IO[str] = self.output.open("a", encoding="utf-8")
         self._process: subprocess.Popen[str] | None = None
@@ -71,13 +71,6 @@ class _Callback:
         return found
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def asked(daemon: Daemon, method: str, path: str, **body: Any) -> Any:
     answer = httpx.request(method, daemon.base_url + path, headers=bearer(USER_TOKEN), timeout=30, **body)
     answer.raise_for_status()
@@ -98,7 +91,7 @@ def gone(world: World, rounds: int) -> Row:
     mails, guests = Received(), 0
     with ExitStack() as held:
         folder = Path(held.enter_context(TemporaryDirectory(prefix="trunkline-gone-")))
-        mail_port = _free_port()
+        mail_port = free_port()
         settings = f'[outbound]\nallow_private_addresses = true\nsmtp_url = "smtp://localhost:{mail_port}"\n'
         daemon = world.daemon(held, settings=settings)
         file = folder / "local.toml"

@@ -245,7 +245,7 @@ def test_room_of_deleted_rows_is_told_and_used_again(engine: PostgresqlEngine, w
     assert half.free_bytes == pytest.approx(size / 2, rel=0.3)
     assert half.of("messages") == pytest.approx(full.of("messages") / 2, rel=0.3)
     size_bytes, free_bytes = RetentionStore(writer).size_bytes()
-    assert size_bytes == half.store_bytes
+    assert size_bytes == pytest.approx(half.store_bytes, rel=0.05)  # the server has maps and counts of its own
     assert free_bytes == pytest.approx(half.free_bytes, rel=0.1)
     fill(30_000)
     assert pages() < size * 1.1  # with pages of the index, which are free one vacuum later

@@ -15,6 +15,7 @@ from protocols.operation.standby import cut_silent_forever
 from storage.engines.postgresql import PostgresqlEngine
 from storage.engines.postgresql_target import Target
 from storage.sql import StoreError, StoreLostError
+from tests.free_port import free_port
 from tests.postgresql import as_server, server
 from tests.programs import require_program
 from tests.storage.test_postgresql import PATIENCE, append, count, opened, stored
@@ -48,17 +49,15 @@ def bouncer(database: str, mode: str, *, adds_host: int = 0) -> Iterator[str]:
     """The address of the database behind PgBouncer."""
     program = require_program("pgbouncer")
     # The server's user reads it: not in the folder of the tests, which may be closed to others.
-    with TemporaryDirectory(dir=server().folder) as name, socket.socket() as free:
+    with TemporaryDirectory(dir=server().folder) as name:
         folder = Path(name)
         folder.chmod(0o755)
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        port = free_port()
         (folder / "users").write_text('"postgres" ""\n', encoding="ascii")
         config = _CONFIG.format(
             folder=server().folder, database=database, port=port, users=folder / "users", mode=mode, adds_host=adds_host
         )
         (folder / "ini").write_text(config, encoding="ascii")
-        free.close()
         with (
             (folder / "log").open("wb") as log,
             subprocess.Popen([program, "-q", folder / "ini"], stdout=log, stderr=log, **as_server()) as process,

