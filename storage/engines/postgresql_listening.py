@@ -16,6 +16,7 @@ class Listening:
         self._target = target
         self._instance = instance
         self._connection: Connection | None = None
+        self._is_closed = False
 
     def wait(self, seconds: float) -> bool:
         """Whether somebody has stored something within this number of seconds; True with a new connection. Raises
@@ -25,14 +26,21 @@ class Listening:
                 if self._connection is None:
                     self._connection = self._target.connect(name=f"trunkline {self._instance}.listens")
                     self._connection.execute(f"LISTEN {CHANNEL}".encode())
+                    if self._is_closed:  # by another thread, before there was a connection
+                        self._end()
                     return True
                 found = list(self._connection.notifies(timeout=seconds, stop_after=1))
                 return any(one.payload != self._instance for one in found)
         except BaseException:  # whatever it is: the next call makes a new connection; raised again
-            self.close()
+            self._end()
             raise
 
     def close(self) -> None:
+        """From any thread: nothing is waited for any more."""
+        self._is_closed = True
+        self._end()
+
+    def _end(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             with suppress(psycopg.Error):
