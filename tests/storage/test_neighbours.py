@@ -228,7 +228,8 @@ def test_a_database_in_which_something_else_is_gets_no_store(shared: Shared, mak
 
 def test_what_others_put_beside_the_store_is_told_and_in_no_copy(shared: Shared, tmp_path: Path) -> None:
     shared.made()
-    tables = shared.engine().open(read_only=True).tables().shapes()
+    with closing(shared.engine().open(read_only=True)) as connection:
+        tables = connection.tables().shapes()
     shared.as_owner("CREATE TABLE of_others (a TEXT); CREATE VIEW theirs AS SELECT 1 AS a")
     with closing(shared.engine().open(read_only=True)) as connection:
         assert connection.tables().shapes() == tables
