@@ -5,7 +5,6 @@ it back when it has stopped. Whoever takes it over raises its epoch; each write 
 (storage/engines/postgresql.py), so a daemon that was paused writes nothing any more, and ends.
 """
 
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Protocol
@@ -14,7 +13,7 @@ import structlog
 import trio
 
 from broker.cluster.fenced import FencedError, ReplacedError
-from broker.cluster.leases import Deadline, NodeStatus
+from broker.cluster.renewal import Overdue, RenewedDeadline, boot_seconds
 from storage.lease_table import LeaseTable
 from storage.leases import HeldLease, LeaseRecord
 from storage.outages import Outage
@@ -22,21 +21,12 @@ from storage.sql import StoreAwayError, StoreBusyError, StoreError, StoreForkedE
 
 #: The lease that stands for all.
 DAEMON: Final = "daemon"
-#: The holder stops acting this much before the lease is over: a send takes time, and clocks differ in their speed.
-_EARLY_SECONDS: Final = 2.0
 #: How often a daemon that stands by looks whether the lease is free.
 _LOOK_SECONDS: Final = 0.05
-#: No other node's lease is believed to last longer, or as long as this node's own.
-_LONGEST_SECONDS: Final = 60.0
 AWAY_SECONDS: Final = 1.0  # between two tries while the store is away
 #: Errors of a store that may work later by itself.
 AWAY: Final = (StoreAwayError, StoreBusyError, StoreLostError)
 _log = structlog.get_logger(__name__)
-
-
-def boot_seconds() -> float:
-    """A clock that nobody sets, and that goes on while the process or the machine stands still."""
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class Candidate(Protocol):
@@ -52,7 +42,7 @@ class Candidate(Protocol):
         """The store can be used. Called at each try."""
 
 
-class Keeper(Deadline):
+class Keeper(RenewedDeadline):
     """Takes the lease, keeps it, and gives it back."""
 
     def __init__(
@@ -72,32 +62,11 @@ class Keeper(Deadline):
             seconds: how long a lease lasts that is not renewed.
             now: a steady clock, in seconds.
         """
+        super().__init__(node, seconds, now)
         self._table = table
-        self._node = node
         self._instance = instance
-        self._seconds = seconds
-        self._now = now
-        self._until = float("-inf")
-        self._renewed = trio.Event()
-        #: The epoch and the end of another node's lease, as they were found, and when that is over.
-        self._seen: tuple[int, int] | None = None
-        self._over_at = 0.0
+        self._overdue = Overdue(now, seconds)
         self._found: LeaseRecord | None = None  # the lease of another node, as it was found last
-        self._latency_seconds = 0.0
-        self._standbys: tuple[str, ...] = ()
-        self.held: HeldLease | None = None
-
-    def is_ahead(self) -> bool:
-        return self._now() < self._until
-
-    async def wait_ahead(self) -> None:
-        while not self.is_ahead():
-            await self._renewed.wait()
-
-    def status(self) -> NodeStatus:
-        epoch = 0 if self.held is None else self.held.epoch
-        left = max(0.0, self._until + _EARLY_SECONDS - self._now()) if epoch else 0.0
-        return NodeStatus(self._node, epoch, left, self._latency_seconds, self._standbys)
 
     async def take(self, waiting: Candidate) -> HeldLease:
         """Wait until the lease is free, and take it.
@@ -126,25 +95,14 @@ class Keeper(Deadline):
     async def try_to_take(self) -> HeldLease | None:
         """Take the lease if it is free. Raises StoreError."""
         asked = self._now()
-        self.held = await self._table.take(DAEMON, self._node, self._instance, self._seconds, is_over=self._is_over)
+        self.held = await self._table.take(DAEMON, self.node, self._instance, self._seconds, is_over=self._is_over)
         if self.held is not None:
             self._note_renewed(asked)
         return self.held
 
     def _is_over(self, lease: LeaseRecord) -> bool:
-        """Whether the lease of another node is over. The clock of the store, which may jump, is believed once for each
-        renewal, and never more than `_LONGEST_SECONDS`: from then on the clock of this machine counts."""
         self._found = lease
-        if (lease.epoch, lease.until) != self._seen:
-            self._seen = lease.epoch, lease.until
-            longest = max(self._seconds, _LONGEST_SECONDS)
-            self._over_at = self._now() + min(lease.seconds_left, longest)
-        return self._now() >= self._over_at
-
-    def _note_renewed(self, asked: float) -> None:
-        self._until = asked + self._seconds - _EARLY_SECONDS
-        self._renewed.set()
-        self._renewed = trio.Event()
+        return self._overdue.is_over(lease)
 
     async def keep_forever(self) -> None:
         """Renew the lease. Raises FencedError: another node has it, or the store has lost commits."""
@@ -168,7 +126,7 @@ class Keeper(Deadline):
             outage.succeeded(epoch=held.epoch)
             self._note_renewed(asked)
             with suppress(StoreError):  # the next renewal tells of it
-                self._standbys = await self._table.standbys()
+                self._others = await self._table.standbys()
 
     async def _fenced(self, held: HeldLease) -> FencedError:
         self._give_up()
@@ -191,10 +149,6 @@ class Keeper(Deadline):
             f"{name} serves the store now: this daemon was away for longer than cluster.lease_seconds. Nothing that it"
             " acknowledged is lost. Started again, it stands by"
         )
-
-    def _give_up(self) -> None:
-        self.held = None
-        self._until = float("-inf")
 
     async def give_back(self) -> None:
         """Have another node serve at once: this one has stopped writing."""

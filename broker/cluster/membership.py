@@ -14,8 +14,9 @@ import structlog
 import trio
 
 from broker.cluster.fenced import FencedError, ReplacedError
-from broker.cluster.keeper import AWAY, AWAY_SECONDS, DAEMON, Candidate, boot_seconds
-from broker.cluster.leases import Deadline, LeaseName, Leases, NodeStatus
+from broker.cluster.keeper import AWAY, AWAY_SECONDS, DAEMON, Candidate
+from broker.cluster.leases import LeaseName, Leases
+from broker.cluster.renewal import Overdue, RenewedDeadline, boot_seconds
 from storage.database import Database, Transaction
 from storage.lease_table import LeaseTable
 from storage.leases import NODE, HeldLease, LeaseRecord, LeaseStore
@@ -24,33 +25,14 @@ from storage.sql import StoreError, StoreForkedError
 
 #: The name of all nodes together as the holder of the lease of the daemon.
 SEVERAL: Final = "(several nodes)"
-_EARLY_SECONDS: Final = 2.0
 _LOOK_SECONDS: Final = 0.2
-_LONGEST_SECONDS: Final = 60.0
 _FORGET_SECONDS: Final = 60.0
 #: How many looks long a node leaves the part of another one to it.
 _PATIENT_LOOKS: Final = 3
 _log = structlog.get_logger(__name__)
 
 
-class _Overdue:
-    """Which leases are over. The clock of the store, which may jump, is believed once for each renewal; from then on
-    that of this machine counts."""
-
-    def __init__(self, now: Callable[[], float], seconds: float) -> None:
-        self._now = now
-        self._longest = max(seconds, _LONGEST_SECONDS)
-        self._seen: dict[str, tuple[int, int, float]] = {}
-
-    def is_over(self, lease: LeaseRecord) -> bool:
-        epoch, until, over_at = self._seen.get(lease.name, (-1, -1, 0.0))
-        if (epoch, until) != (lease.epoch, lease.until):
-            over_at = self._now() + min(lease.seconds_left, self._longest)
-            self._seen[lease.name] = lease.epoch, lease.until, over_at
-        return self._now() >= over_at
-
-
-class NodeMembership(Deadline):
+class NodeMembership(RenewedDeadline):
     """Joins, keeps this node's lease, and leaves."""
 
     def __init__(
@@ -64,35 +46,14 @@ class NodeMembership(Deadline):
         now: Callable[[], float] = boot_seconds,
     ) -> None:
         """Arguments as of `Keeper`. `version`: of this daemon."""
+        super().__init__(node, seconds, now)
         self._table = table
-        self.node = node
         self._instance = instance
-        self._seconds = seconds
         self._version = version
-        self._now = now
-        self._until = float("-inf")
-        self._renewed = trio.Event()
-        self._overdue = _Overdue(now, seconds)
-        self._latency_seconds = 0.0
-        self._others: tuple[str, ...] = ()
+        self._overdue = Overdue(now, seconds)
         self._found: LeaseRecord | None = None
         self._free_for: dict[LeaseName, int] = {}  # looks since the lease was found free
         self.shared: HeldLease | None = None
-        self.held: HeldLease | None = None
-
-    # As `Deadline`
-
-    def is_ahead(self) -> bool:
-        return self._now() < self._until
-
-    async def wait_ahead(self) -> None:
-        while not self.is_ahead():
-            await self._renewed.wait()
-
-    def status(self) -> NodeStatus:
-        epoch = 0 if self.held is None else self.held.epoch
-        left = max(0.0, self._until + _EARLY_SECONDS - self._now()) if epoch else 0.0
-        return NodeStatus(self.node, epoch, left, self._latency_seconds, self._others)
 
     # The life of a node
 
@@ -138,11 +99,6 @@ class NodeMembership(Deadline):
         self._found = former
         return self._overdue.is_over(former)
 
-    def _note_renewed(self, asked: float) -> None:
-        self._until = asked + self._seconds - _EARLY_SECONDS
-        self._renewed.set()
-        self._renewed = trio.Event()
-
     async def keep_forever(self) -> None:
         """Renew the leases. Raises FencedError: this node is buried or replaced, or could not renew them in time."""
         outage = Outage("lease_not_renewed", "lease_renewed_again")
@@ -150,7 +106,7 @@ class NodeMembership(Deadline):
 
         async def end_when_over() -> None:
             while self.held is not None:
-                if (left := self._until + _EARLY_SECONDS - self._now()) > 0:
+                if (left := self._seconds_left()) > 0:
                     await trio.sleep(left)
                     continue
                 self._give_up()
@@ -205,8 +161,8 @@ class NodeMembership(Deadline):
         )
 
     def _give_up(self) -> None:
-        self.held = self.shared = None
-        self._until = float("-inf")
+        super()._give_up()
+        self.shared = None
 
     async def leave(self) -> None:
         """This node has stopped writing: its workers are free at once."""

@@ -116,9 +116,9 @@ class LogFollower:
         return found
 
     def _action(self, row: ActionRow, devices: dict[DeviceKey, Device]) -> ActionStored | None:
-        source, destination = devices.get(row.source), devices.get(row.device)
-        if source is None or destination is None:  # deleted since
+        if (destination := devices.get(row.device)) is None:  # deleted since
             return None
+        source = devices.get(row.source, destination)  # as for one that is read later (broker/messages/history.py)
         action = Action(
             position=row.position,
             mid=self._mids.mid(row.position),

@@ -83,30 +83,16 @@ async def serving_alone(
         ListenerError: an address cannot be bound.
         StoreError: the store cannot be used, and waiting does not help.
     """
-    table = LeaseTable(engine, end_sessions=engine.end_sessions, standbys=engine.standbys)
     cluster = reloading.settings.cluster
-    engine.stands_by_as = cluster.name
-    keeper = Keeper(table, cluster.name, engine.instance, cluster.lease_seconds)
-    try:
+    async with _leases_of(engine, cluster.name) as table:
+        keeper = Keeper(table, cluster.name, engine.instance, cluster.lease_seconds)
         if (held := await _lease(engine, keeper.take, reloading, hang_ups, context, stop, check)) is None:
             yield None
             return
-        engine.stands_by_as = ""
         engine.fence_with(held)
-        async with trio.open_nursery() as nursery:
-            serving = Serving(Leases(keeper))
-            nursery.start_soon(keeper.keep_forever)
-            nursery.start_soon(cut_silent_forever, engine)
-            nursery.start_soon(_feed_watchdog, serving.starting)
-            try:
-                yield serving
-            finally:
-                with trio.CancelScope(shield=True):
-                    await keeper.give_back()
-                nursery.cancel_scope.cancel()
-    finally:
-        with trio.CancelScope(shield=True):
-            await table.close()
+        serving = Serving(Leases(keeper))
+        async with _kept(engine, serving, keeper.keep_forever, keeper.give_back):
+            yield serving
 
 
 @asynccontextmanager
@@ -123,31 +109,57 @@ async def serving_together(
 
     Raises as `serving_alone`; StoreError: a node of another version serves.
     """
-    table = LeaseTable(engine, end_sessions=engine.end_sessions)
     cluster = reloading.settings.cluster
-    engine.stands_by_as = cluster.name
-    member = NodeMembership(table, cluster.name, engine.instance, cluster.lease_seconds, VERSION)
-    try:
+    async with _leases_of(engine, cluster.name) as table:
+        member = NodeMembership(table, cluster.name, engine.instance, cluster.lease_seconds, VERSION)
         if (held := await _lease(engine, member.join, reloading, hang_ups, context, stop, check)) is None:
             yield None
             return
-        engine.stands_by_as = ""
         engine.is_shared = True
         engine.fence_with(*held)
-        async with trio.open_nursery() as nursery:
-            serving = Serving(Leases(member, are_held=False), member)
-            nursery.start_soon(member.keep_forever)
-            nursery.start_soon(cut_silent_forever, engine)
-            nursery.start_soon(_feed_watchdog, serving.starting)
-            try:
-                yield serving
-            finally:
-                with trio.CancelScope(shield=True):
-                    await member.leave()
-                nursery.cancel_scope.cancel()
+        serving = Serving(Leases(member, are_held=False), member)
+        async with _kept(engine, serving, member.keep_forever, member.leave):
+            yield serving
+
+
+@asynccontextmanager
+async def _leases_of(engine: "PostgresqlEngine", stands_by_as: str = "") -> AsyncIterator[LeaseTable]:
+    table = LeaseTable(engine, end_sessions=engine.end_sessions, standbys=engine.standbys)
+    engine.stands_by_as = stands_by_as
+    try:
+        yield table
     finally:
         with trio.CancelScope(shield=True):
             await table.close()
+
+
+@asynccontextmanager
+async def _kept(
+    engine: "PostgresqlEngine",
+    serving: Serving,
+    keep_forever: Callable[[], Awaitable[None]],
+    give_back: Callable[[], Awaitable[None]],
+) -> AsyncIterator[None]:
+    """Within the block the lease is kept, and given back at its end."""
+    engine.stands_by_as = ""
+    async with _given_back(keep_forever, give_back) as nursery:
+        nursery.start_soon(cut_silent_forever, engine)
+        nursery.start_soon(_feed_watchdog, serving.starting)
+        yield
+
+
+@asynccontextmanager
+async def _given_back(
+    keep_forever: Callable[[], Awaitable[None]], give_back: Callable[[], Awaitable[None]]
+) -> AsyncIterator[trio.Nursery]:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(keep_forever)
+        try:
+            yield nursery
+        finally:
+            with trio.CancelScope(shield=True):
+                await give_back()
+            nursery.cancel_scope.cancel()
 
 
 @asynccontextmanager
@@ -156,27 +168,17 @@ async def alone_for_a_command(engine: "PostgresqlEngine", settings: Settings, co
 
     Raises StateError: a daemon serves, or another command runs, on this machine or another one.
     """
-    table = LeaseTable(engine, end_sessions=engine.end_sessions)
     cluster = settings.cluster
     # No other process has this name, so that it does not replace a command of a machine with the same one.
     node = f"{cluster.name}{_OF_COMMAND}{command} {engine.instance})"
-    keeper = Keeper(table, node, engine.instance, cluster.lease_seconds)
-    try:
+    async with _leases_of(engine) as table:
+        keeper = Keeper(table, node, engine.instance, cluster.lease_seconds)
         await table.prepare(engine.prepare_leases)
         if (held := await _lease_of_command(keeper, table)) is None:
             raise StateError(f"{engine}: {_who_has_it(await table.find(DAEMON))}")
         engine.fence_with(held)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(keeper.keep_forever)
-            try:
-                yield
-            finally:
-                with trio.CancelScope(shield=True):
-                    await keeper.give_back()
-                nursery.cancel_scope.cancel()
-    finally:
-        with trio.CancelScope(shield=True):
-            await table.close()
+        async with _given_back(keeper.keep_forever, keeper.give_back):
+            yield
 
 
 async def _lease_of_command(keeper: Keeper, table: LeaseTable) -> HeldLease | None:
