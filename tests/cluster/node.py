@@ -1,4 +1,4 @@
-"""Several daemons that serve one database of PostgreSQL."""
+"""Daemons on one database of PostgreSQL: several that serve together, or one that serves and others that stand by."""
 
 import os
 import shutil
@@ -24,7 +24,18 @@ PATIENCE_SECONDS: Final = 30.0
 class Node:
     """A daemon with a state directory and ports of its own."""
 
-    def __init__(self, folder: Path, name: str, url: str, key: Path, *, settings: str = "", cluster: str = "") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        url: str,
+        key: Path,
+        *,
+        nodes: str = "one",
+        settings: str = "",
+        cluster: str = "",
+    ) -> None:
+        """`nodes`: of `cluster`; `settings` and `cluster` are further lines of the configuration."""
         folder.mkdir()
         self.name, self.url = name, url
         self.http, self.mqtt, self.coap = free_port(), free_port(), free_port()
@@ -35,7 +46,7 @@ class Node:
             f'state_dir = "{self.daemon.state}"\n[http]\nbind = "127.0.0.1:{self.http}"\n'
             f'[mqtt]\nbind = "127.0.0.1:{self.mqtt}"\n[coap]\nbind = "127.0.0.1:{self.coap}"\n'
             f'[limits]\nrate_limits = "off"\nquotas = "off"\n{settings}'
-            f'[storage]\nurl = "{url}"\n[cluster]\nnode = "{name}"\nnodes = "several"\n'
+            f'[storage]\nurl = "{url}"\n[cluster]\nnode = "{name}"\nnodes = "{nodes}"\n'
             f"lease_seconds = {LEASE_SECONDS}\n{cluster}",
             encoding="utf-8",
         )
@@ -60,6 +71,10 @@ class Node:
     def start(self) -> None:
         self.begin()
         self.daemon.wait_ready()
+
+    def stand_by(self) -> None:
+        self.begin()
+        wait_until(lambda: self.health("/healthz") == 200, f"{self.name} stands by")
 
     def health(self, path: str) -> int:
         try:
@@ -109,7 +124,7 @@ def running_nodes(folder: Path, *names: str, devices: int = 8) -> Iterator[list[
     )
     command_output("provision", file, "--config", config)
     key = folder / "provisioned" / "state" / "key"
-    nodes = [Node(folder / name, name, postgresql.url(database), key) for name in names]
+    nodes = [Node(folder / name, name, postgresql.url(database), key, nodes="several") for name in names]
     try:
         for node in nodes:
             node.start()
@@ -122,4 +137,5 @@ def running_nodes(folder: Path, *names: str, devices: int = 8) -> Iterator[list[
 
 def new_node(folder: Path, name: str, like: Node, *, cluster: str = "", settings: str = "") -> Node:
     """One more node of the same store, which does not run yet."""
-    return Node(folder / name, name, like.url, like.daemon.state / "key", cluster=cluster, settings=settings)
+    key = like.daemon.state / "key"
+    return Node(folder / name, name, like.url, key, nodes="several", cluster=cluster, settings=settings)

@@ -15,9 +15,10 @@ from typing import Any, Final
 import httpx
 import pytest
 
+from tests.cluster.node import Node, wait_until
 from tests.daemon import USER_TOKEN, bearer, command_output, device_id, run_command, write_world
 from tests.e2e.test_reload import Supervisor
-from tests.e2e.test_standby import FENCED, Load, Node, wait_until
+from tests.e2e.test_standby import FENCED, Load
 from tests.postgresql import Server, server
 
 #: The connections of psycopg that a stop leaves, and sockets of httpx.

@@ -8,8 +8,9 @@ from tempfile import mkdtemp
 
 import pytest
 
+from tests.cluster.node import Node
 from tests.daemon import command_output, write_world
-from tests.e2e.test_standby import KILL_SECONDS, Load, Node
+from tests.e2e.test_standby import KILL_SECONDS, Load
 from tests.postgresql import server
 from tests.programs import require_program
 from tests.storage.test_failover import Pair

@@ -6,19 +6,17 @@ twice was stored twice by the daemons.
 
 import itertools
 import json
-import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 import httpx
@@ -29,7 +27,8 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 from broker.secrets import Vault
 from protocols.operation.key_file import KeyFile
-from tests.daemon import USER_TOKEN, Daemon, bearer, command_output, device_id, device_token, run_command, write_world
+from tests.cluster.node import LEASE_SECONDS, PATIENCE_SECONDS, Node, wait_until
+from tests.daemon import USER_TOKEN, bearer, command_output, device_id, device_token, run_command, write_world
 from tests.e2e.test_proxies import adapted, running
 from tests.free_port import free_port
 from tests.postgresql import server
@@ -38,85 +37,13 @@ from tests.programs import require_program
 #: The clients leave sockets to the garbage collector when a node does not answer.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
 
-LEASE_SECONDS: Final = 4.0  # the least
 #: The lease, a look at it, the start of the broker, and a busy machine.
 KILL_SECONDS: Final = LEASE_SECONDS + 6
 STOP_SECONDS: Final = 5.0
-PATIENCE_SECONDS: Final = 30.0
 #: Clients try the other node after this long without an answer.
 ANSWER_SECONDS: Final = 1.0
 FENCED, REPLACED = 5, 6
 LOST_METRIC: Final = "trunkline_database_connections_lost_total"
-
-
-class Node:
-    """A daemon with a state directory and ports of its own."""
-
-    def __init__(self, folder: Path, name: str, url: str, key: Path) -> None:
-        folder.mkdir()
-        self.name, self.url, self.http, self.mqtt = name, url, free_port(), free_port()
-        self.daemon = Daemon(folder / "state", "")
-        self.daemon.state.mkdir(mode=0o700)
-        shutil.copy(key, self.daemon.state / "key")
-        self.daemon.config.write_text(
-            f'state_dir = "{self.daemon.state}"\n[http]\nbind = "127.0.0.1:{self.http}"\n'
-            f'[mqtt]\nbind = "127.0.0.1:{self.mqtt}"\n[limits]\nrate_limits = "off"\nquotas = "off"\n'
-            f'[storage]\nurl = "{url}"\n[cluster]\nnode = "{name}"\nlease_seconds = {LEASE_SECONDS}\n',
-            encoding="utf-8",
-        )
-        self._log_path = folder / "log"
-        self._log: IO[str] | None = None
-
-    def begin(self) -> None:
-        """Start the daemon, without waiting until it serves."""
-        self.close()
-        self._log = self._log_path.open("w", encoding="utf-8")
-        self.daemon.log = self._log
-        self.daemon.begin()
-
-    def start(self) -> None:
-        self.begin()
-        self.daemon.wait_ready()
-
-    def stand_by(self) -> None:
-        self.begin()
-        wait_until(lambda: self.health("/healthz") == 200, f"{self.name} stands by")
-
-    def health(self, path: str) -> int:
-        try:
-            return httpx.get(f"http://127.0.0.1:{self.http}{path}", timeout=5).status_code
-        except httpx.TransportError:
-            return 0
-
-    def log(self) -> str:
-        return self._log_path.read_text(encoding="utf-8")
-
-    def status(self) -> int:
-        """The exit status of the daemon, which ends by itself."""
-        assert self.daemon.process is not None
-        return self.daemon.process.wait(PATIENCE_SECONDS)
-
-    def signal(self, number: signal.Signals) -> None:
-        assert self.daemon.process is not None
-        os.kill(self.daemon.process.pid, number)
-
-    def close(self) -> None:
-        if self.daemon.process is not None:
-            if self.daemon.process.poll() is None:
-                self.signal(signal.SIGCONT)
-            self.daemon.kill()
-        if self._log is not None:
-            self._log.close()
-
-
-def wait_until(is_so: Callable[[], bool], what: str, seconds: float = PATIENCE_SECONDS) -> float:
-    """The seconds until it was so."""
-    began = time.monotonic()
-    waiting = threading.Event()
-    while not is_so():
-        assert time.monotonic() - began < seconds, f"not within {seconds} s: {what}"
-        waiting.wait(0.02)
-    return time.monotonic() - began
 
 
 @pytest.fixture(scope="module")
