@@ -69,6 +69,14 @@ class Life:
     def __init__(self) -> None:
         self._workers: list[_Worker] = []
         self._statistics: dict[str, Statistics] = {}
+        #: Set when other nodes are to take the place of this one: it says so to balancers, and serves as before.
+        self.draining = trio.Event()
+        #: Set when it moves its connections to them within `moving_seconds`: no new device is accepted, and each answer
+        #: of HTTP is the last one of its connection.
+        self.moving = trio.Event()
+        self.moving_seconds = 0.0
+        #: How many connections of each listener are not moved yet.
+        self.not_moved: list[Callable[[], int]] = []
         #: Set when the daemon begins to stop: every open connection then ends in its protocol's own way.
         self.stopping = trio.Event()
         self._ended_by_stop: set[trio.CancelScope] = set()
@@ -79,6 +87,16 @@ class Life:
         if (found := self._outages.get(failure)) is None:
             found = self._outages[failure] = Outage(failure)
         return found
+
+    def move(self, seconds: float) -> None:
+        """Move the connections to other nodes, one after the other, within this time."""
+        self.moving_seconds = seconds
+        self.moving.set()
+
+    def stop(self) -> None:
+        """The daemon stops. Connections that are not moved yet end now."""
+        self.stopping.set()
+        self.moving.set()
 
     def end_with_stop(self, scope: trio.CancelScope) -> None:
         """Cancel the scope when the daemon begins to stop; until `forget` it is kept. A task of its own for each

@@ -275,6 +275,8 @@ class Cluster(_Table, frozen=True):
     workers: str = "all"
     lease_seconds: float = 8.0
     patience_seconds: float = 5.0
+    drain_notice_seconds: float = 5.0
+    drain_seconds: float = 10.0
 
     @property
     def may_do(self) -> frozenset[str]:

@@ -113,6 +113,8 @@ def _of_numbers(settings: "Settings") -> Iterator[str]:
         ("grace_seconds", settings.grace_seconds, 0),
         ("cluster.patience_seconds", settings.cluster.patience_seconds, 0),
         ("cluster.lease_seconds", settings.cluster.lease_seconds, 4),
+        ("cluster.drain_notice_seconds", settings.cluster.drain_notice_seconds, 0),
+        ("cluster.drain_seconds", settings.cluster.drain_seconds, 0),
         ("accounts.user_token_seconds", settings.accounts.user_token_seconds, 1),
         ("accounts.application_token_seconds", settings.accounts.application_token_seconds, 1),
         ("accounts.refresh_window_days", settings.accounts.refresh_window_days, 0),

@@ -21,6 +21,7 @@ import trio
 from broker.cluster.facts import FactLog
 from broker.cluster.keeper import AWAY, AWAY_SECONDS
 from broker.cluster.leases import LeaseName, Leases
+from broker.cluster.reports import LogHeads, NodeReport
 from broker.connectors.port import ThirdParty
 from broker.core import Core
 from broker.device_management.objects import ObjectMap
@@ -49,6 +50,7 @@ from protocols.http.server import serve_http
 from protocols.metrics.vitals import Vitals
 from protocols.mqtt.server import serve_mqtt, serve_mqtt_connection
 from protocols.operation import systemd
+from protocols.operation.draining import Draining
 from protocols.operation.interpreter import (
     collect_garbage_seldom,
     freeze_objects,
@@ -240,15 +242,13 @@ async def _run(
         for number in _STOPS:
             signal.signal(number, _ignore)
         signals = stack.enter_context(trio.open_signal_receiver(*_STOPS))
+        draining = _draining(serving, services, reloading)
         async with trio.open_nursery() as workers:
             workers.start_soon(forget_copies, state.database)
-            workers.start_soon(_look_after_others, serving, services)
-            workers.start_soon(systemd.feed_watchdog, services.core.database, engine.damage.is_met)
-            if serving is not None:
-                serving.starting.cancel()
+            _begin_beside(workers, serving, services, engine)
             async with trio.open_nursery() as connections:
                 async with trio.open_nursery() as listeners:
-                    addresses = await _listen(services, settings, listeners, connections, reloading, contexts)
+                    addresses = await _listen(services, settings, listeners, connections, reloading, contexts, draining)
                     services.core.site.listens_on(addresses)
                     freeze_objects()
                     if hang_ups is not None:  # a signal that came before waits
@@ -256,13 +256,13 @@ async def _run(
                     systemd.notify("READY=1\nSTATUS=Listening")
                     if ready is not None:
                         await ready(services, addresses)
-                    await _wait_for_stop(signals, stop)
+                    await _wait_for_stop(signals, stop, draining)
                     systemd.notify("STOPPING=1")
                     _log.info("stopping")
                     # A second Ctrl-C ends the grace period. The workers end after it, as always, and save.
                     workers.start_soon(_cancel_at_interrupt, signals, connections.cancel_scope)
                     listeners.cancel_scope.cancel()
-                services.core.life.stopping.set()
+                services.core.life.stop()
                 services.routing.connections.close_all()
                 connections.cancel_scope.deadline = trio.current_time() + reloading.settings.grace_seconds
             workers.cancel_scope.cancel()
@@ -298,6 +298,14 @@ def _peers(settings: Settings, engine: StoreAnywhere, stack: AsyncExitStack) -> 
     stack.callback(listening.close)
     _log.info("serves_together", node=settings.cluster.name, workers=settings.cluster.workers)
     return FactLog(engine.instance, settings.cluster.name, settings.cluster.patience_seconds, listening.wait)
+
+
+def _begin_beside(workers: trio.Nursery, serving: Serving | None, services: Services, engine: StoreAnywhere) -> None:
+    """Begin what goes on beside the capabilities for as long as the daemon serves."""
+    workers.start_soon(_look_after_others, serving, services)
+    workers.start_soon(systemd.feed_watchdog, services.core.database, engine.damage.is_met)
+    if serving is not None:
+        serving.starting.cancel()
 
 
 async def _look_after_others(serving: Serving | None, services: Services) -> None:
@@ -355,6 +363,7 @@ async def _listen(
     connections: trio.Nursery,
     reloading: Reloading,
     contexts: _Contexts,
+    draining: Draining,
 ) -> dict[str, Address]:
     hub = Hub(connections, services.core.life)
     carried = partial(serve_mqtt_connection, services, hub=hub)
@@ -455,7 +464,7 @@ async def _listen(
         counters["lwm2m"] = lwm2m.statistics
     if "lwm2m_dtls" in addresses:
         counters |= {"lwm2m sessions": lwm2m_dtls.endpoint.statistics, "lwm2m handshakes": lwm2m_dtls.statistics}
-    await listeners.start(partial(serve_control, services, settings.state_dir, counters=counters))
+    await listeners.start(partial(serve_control, services, settings.state_dir, counters=counters, draining=draining))
     vitals.listens(closed)
     services.operating.machine = DaemonMachine(settings, vitals, addresses)
     return addresses
@@ -509,12 +518,41 @@ def _prepare_dtls(listener: DtlsListener, tls: Tls) -> Callable[[], None]:
     return listener.prepare(tls.first, tls.second)
 
 
-async def _wait_for_stop(signals: AsyncIterator[int], stop: trio.Event | None) -> None:
+async def _wait_for_stop(signals: AsyncIterator[int], stop: trio.Event | None, draining: Draining) -> None:
+    """Return when the daemon is to stop. A node among several moves its connections before, unless interrupted."""
     async with trio.open_nursery() as nursery:
         if stop is not None:
             nursery.start_soon(_cancel_when, stop, nursery.cancel_scope)
-        await anext(signals)
+        nursery.start_soon(_hear_signals, signals, draining, nursery.cancel_scope)
+        await draining.wanted.wait()
+        await draining.run()
         nursery.cancel_scope.cancel()
+
+
+async def _hear_signals(signals: AsyncIterator[int], draining: Draining, scope: trio.CancelScope) -> None:
+    async for number in signals:
+        if number != signal.SIGTERM or not draining.begin():  # a supervisor repeats its SIGTERM
+            scope.cancel()
+            return
+
+
+def _draining(serving: Serving | None, services: Services, reloading: Reloading) -> Draining:
+    member = None if serving is None else serving.membership
+    if member is not None:
+        member.report = partial(_report, services)
+    return Draining(services.core.life, member, lambda: reloading.settings)
+
+
+def _report(services: Services, heads: LogHeads) -> NodeReport:
+    """The report of this node to the others."""
+    peers, follower = services.core.peers, services.messages.follower
+    position = heads.position if follower is None else follower.statistics().position
+    heard = heads.fact if peers is None else peers.statistics().heard
+    return NodeReport(
+        connections=services.routing.connections.statistics().links,
+        behind_rows=max(0, heads.position - position),
+        behind_facts=max(0, heads.fact - heard),
+    )
 
 
 @contextmanager

@@ -21,14 +21,14 @@ class LeaseTable:
         engine: StoreEngine,
         *,
         end_sessions: Callable[[str], None] = lambda _instance: None,
-        standbys: Callable[[EngineConnection], tuple[str, ...]] = lambda _connection: (),
+        look_around: Callable[[EngineConnection], tuple[tuple[str, ...], float]] = lambda _connection: ((), 0.0),
         worker: Callable[[str], Worker] = WorkerThread,
     ) -> None:
         """`end_sessions` ends what a process, by its name, has open in the store; without it, `take` waits for that.
-        `standbys` are the nodes that stand by."""
+        `look_around`: the names of the nodes that stand by, and for how many seconds a transaction has been open."""
         self._engine = engine
         self._end_sessions = end_sessions
-        self._standbys = standbys
+        self._look_around = look_around
         self._thread = worker("leases")
         self._connection: EngineConnection | None = None
 
@@ -100,8 +100,8 @@ class LeaseTable:
         """End what a process has open in the store."""
         await self._thread.run(partial(self._end_sessions, instance))
 
-    async def standbys(self) -> tuple[str, ...]:
-        return await self._thread.run(lambda: self._standbys(self._opened()))
+    async def look_around(self) -> tuple[tuple[str, ...], float]:
+        return await self._thread.run(lambda: self._look_around(self._opened()))
 
     async def prepare(self, function: Callable[[], None]) -> None:
         """Run a function of the engine before the table is used."""

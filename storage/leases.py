@@ -31,6 +31,7 @@ class LeaseRecord(msgspec.Struct, frozen=True):
     until: Milliseconds
     seconds_left: float
     version: str | None = None
+    report: str | None = None  # of a node, JSON (broker/cluster/reports.py)
 
     @property
     def is_given_back(self) -> bool:
@@ -72,11 +73,13 @@ class LeaseStore(Store):
         ).one()
         return None if row is None else HeldLease(name, node, int(row["epoch"]))
 
-    def renew(self, held: HeldLease, seconds: float) -> bool:
-        """Have the lease last for `seconds` from now on; False when another node has it."""
+    def renew(self, held: HeldLease, seconds: float, report: str | None = None) -> bool:
+        """Have the lease last for `seconds` from now on; False when another node has it. `report` is noted with it."""
+        said = "" if report is None else ", report = :report"
         row = self._db.execute(
-            f"UPDATE lease SET until = {self._db.now_ms()} + :ms WHERE {_IS_HELD} RETURNING epoch",  # noqa: S608 - as above
-            {"name": held.name, "node": held.node, "epoch": held.epoch, "ms": round(seconds * 1000)},
+            f"UPDATE lease SET until = {self._db.now_ms()} + :ms{said} WHERE {_IS_HELD} RETURNING epoch",  # noqa: S608 - as above
+            {"name": held.name, "node": held.node, "epoch": held.epoch, "ms": round(seconds * 1000)}
+            | ({} if report is None else {"report": report}),
         ).one()
         return row is not None
 
@@ -99,14 +102,16 @@ class LeaseStore(Store):
     def find(self, name: str) -> LeaseRecord | None:
         return next(iter(self._found("name = :name", {"name": name})), None)
 
-    def _found(self, condition: str, parameters: Mapping[str, Any]) -> list[LeaseRecord]:
+    def _found(self, condition: str, parameters: Mapping[str, Any], columns: Sequence[str] = ()) -> list[LeaseRecord]:
+        """`columns`: further ones. A daemon that stands by looks at the store of an older version, which lacks them."""
+        wanted = (*_COLUMNS, *columns)
         rows = self._db.execute(
-            f"SELECT {', '.join(_COLUMNS)}, until - {self._db.now_ms()} AS left_ms FROM lease"  # noqa: S608 - constants
+            f"SELECT {', '.join(wanted)}, until - {self._db.now_ms()} AS left_ms FROM lease"  # noqa: S608 - constants
             f" WHERE {condition} ORDER BY name",
             parameters,
         )
         return [
-            LeaseRecord(**{column: row[column] for column in _COLUMNS}, seconds_left=row["left_ms"] / 1000)
+            LeaseRecord(**{column: row[column] for column in wanted}, seconds_left=row["left_ms"] / 1000)
             for row in rows
         ]
 
@@ -143,14 +148,23 @@ class LeaseStore(Store):
         )
 
     def note_version(self, held: HeldLease, version: str) -> None:
+        """A node begins, which has not reported yet."""
         self._db.execute(
-            f"UPDATE lease SET version = :version WHERE {_IS_HELD}",  # noqa: S608 - a constant
+            f"UPDATE lease SET version = :version, report = NULL WHERE {_IS_HELD}",  # noqa: S608 - a constant
             {"version": version, "name": held.name, "node": held.node, "epoch": held.epoch},
         )
 
     def nodes(self) -> list[LeaseRecord]:
         """The nodes that have joined and have not left, by name."""
-        return self._found(f"{_OF_NODE.format(name='name')} AND until <> 0", {})
+        return self._found(f"{_OF_NODE.format(name='name')} AND until <> 0", {}, ("version", "report"))
+
+    def heads(self) -> tuple[int, int]:
+        """The latest position that was given, and the number of the latest fact."""
+        row = self._db.execute(
+            "SELECT last_value AS position, (SELECT coalesce(max(number), 0) FROM fact) AS fact FROM log"
+        ).one()
+        assert row is not None, "a sequence has one row"  # noqa: S101 - as the engine makes it
+        return int(row["position"]), int(row["fact"])
 
     def of_workers(self, names: Sequence[str]) -> list[LeaseRecord]:
         """The leases of workers that somebody has."""
@@ -186,7 +200,7 @@ class LeaseStore(Store):
         self._db.execute("UPDATE lease SET until = 0 WHERE node = :node AND until = 1", {"node": node})
 
 
-_COLUMNS = ("name", "node", "instance", "epoch", "since", "until", "version")
+_COLUMNS = ("name", "node", "instance", "epoch", "since", "until")
 #: The lease of a node begins with this word.
 NODE = "node "
 _OF_NODE = f"substr({{name}}, 1, {len(NODE)}) = '{NODE}'"

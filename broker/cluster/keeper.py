@@ -125,8 +125,7 @@ class Keeper(RenewedDeadline):
                 raise await self._fenced(held)
             outage.succeeded(epoch=held.epoch)
             self._note_renewed(asked)
-            with suppress(StoreError):  # the next renewal tells of it
-                self._others = await self._table.standbys()
+            await self._look_around(self._table)
 
     async def _fenced(self, held: HeldLease) -> FencedError:
         self._give_up()

@@ -11,6 +11,7 @@ from enum import Enum
 import msgspec
 import trio
 
+from broker.cluster.reports import NodeSeen
 from storage.leases import HeldLease
 from storage.sql import StaleLeaseError
 
@@ -29,13 +30,21 @@ class LeaseName(Enum):
 
 
 class NodeStatus(msgspec.Struct, frozen=True):
-    """This daemon as one of those on a store. `standbys`: the names of the nodes that stand by."""
+    """This daemon as one of those on a store. `standbys`: the names of the nodes that stand by; `nodes`: the names of
+    all that serve together, with this one."""
 
     node: str
     lease_epoch: int
     lease_left_seconds: float
     latency_seconds: float  # of the latest renewal of the lease, one commit
     standbys: tuple[str, ...]
+    #: Of the transaction in the database, also of others, that has been open longest.
+    oldest_snapshot_seconds: float = 0.0
+    nodes: tuple[str, ...] = ()
+    #: Rows and facts of other nodes that this one has not published yet.
+    behind_rows: int = 0
+    behind_facts: int = 0
+    is_draining: bool = False
 
 
 class Deadline:
@@ -50,6 +59,10 @@ class Deadline:
     def status(self) -> NodeStatus | None:
         """None: no other daemon can be on the store."""
         return None
+
+    def nodes(self) -> tuple[NodeSeen, ...]:
+        """The nodes that serve together; none where one daemon serves."""
+        return ()
 
 
 class Lease:
@@ -122,6 +135,10 @@ class Leases:
     def status(self) -> NodeStatus | None:
         """As `Deadline.status`."""
         return self._deadline.status()
+
+    def nodes(self) -> tuple[NodeSeen, ...]:
+        """As `Deadline.nodes`."""
+        return self._deadline.nodes()
 
     def statistics(self) -> dict[str, bool]:
         return {name.value: lease.is_held for name, lease in self._of.items()}

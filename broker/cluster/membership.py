@@ -10,13 +10,16 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
+import msgspec
 import structlog
 import trio
+from msgspec.structs import replace
 
 from broker.cluster.fenced import FencedError, ReplacedError
 from broker.cluster.keeper import AWAY, AWAY_SECONDS, DAEMON, Candidate
-from broker.cluster.leases import LeaseName, Leases
+from broker.cluster.leases import LeaseName, Leases, NodeStatus
 from broker.cluster.renewal import Overdue, RenewedDeadline, boot_seconds
+from broker.cluster.reports import LogHeads, NodeReport, NodeSeen, Report, report_of, seen
 from storage.database import Database, Transaction
 from storage.lease_table import LeaseTable
 from storage.leases import NODE, HeldLease, LeaseRecord, LeaseStore
@@ -53,7 +56,14 @@ class NodeMembership(RenewedDeadline):
         self._overdue = Overdue(now, seconds)
         self._found: LeaseRecord | None = None
         self._free_for: dict[LeaseName, int] = {}  # looks since the lease was found free
+        self._seen: tuple[NodeSeen, ...] = ()
+        self._own = NodeReport()
+        self._hurry = trio.Event()
         self.shared: HeldLease | None = None
+        #: Asked at each renewal.
+        self.report: Report = lambda _heads: NodeReport()
+        #: Whether it leaves: it takes no more leases, and the others do not count on it.
+        self.is_draining = False
 
     # The life of a node
 
@@ -82,6 +92,7 @@ class NodeMembership(RenewedDeadline):
         held = await self._table.take(name, self.node, self._instance, self._seconds, is_over=lambda _former: True)
         assert held is not None, "no other node has this name"  # noqa: S101 - `take` replaces a node of the same name
         await self._table.run(partial(_note, held, self._version))
+        await self.look()
         self.shared, self.held = shared, held
         self._note_renewed(asked)
         return shared, held
@@ -118,10 +129,12 @@ class NodeMembership(RenewedDeadline):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(end_when_over)
             while (held := self.held) is not None and (shared := self.shared) is not None:
-                await trio.sleep(self._seconds / 4)
+                with trio.move_on_after(self._seconds / 4):
+                    await self._hurry.wait()
+                self._hurry = trio.Event()
                 asked = self._now()
                 try:
-                    is_held, others = await self._renew(held, shared)
+                    is_held = await self._renew(held, shared)
                     self._latency_seconds = self._now() - asked
                 except StoreForkedError as error:
                     self._give_up()
@@ -136,12 +149,51 @@ class NodeMembership(RenewedDeadline):
                     raise await self._fenced(held)
                 outage.succeeded(epoch=held.epoch)
                 self._note_renewed(asked)
-                self._others = tuple(one.node for one in others if one.node != self.node)
+                await self._look_around(self._table)
             nursery.cancel_scope.cancel()
 
-    async def _renew(self, held: HeldLease, shared: HeldLease) -> tuple[bool, list[LeaseRecord]]:
-        is_held = await self._table.renew(held, self._seconds) and await self._table.renew(shared, self._seconds)
-        return is_held, await self._table.run(_nodes)
+    async def _renew(self, held: HeldLease, shared: HeldLease) -> bool:
+        heads = LogHeads(*await self._table.run(LeaseStore.heads))
+        self._own = replace(
+            self.report(heads),
+            lease_seconds=self._seconds,
+            is_draining=self.is_draining,
+            latency_seconds=round(self._latency_seconds, 6),
+        )
+        report = msgspec.json.encode(self._own).decode()
+        is_held = await self._table.run(partial(LeaseStore.renew, held=held, seconds=self._seconds, report=report))
+        is_held = is_held and await self._table.renew(shared, self._seconds)
+        await self.look()
+        return is_held
+
+    def status(self) -> NodeStatus:
+        return replace(
+            super().status(),
+            nodes=tuple(one.node for one in self._seen),
+            behind_rows=self._own.behind_rows,
+            behind_facts=self._own.behind_facts,
+            is_draining=self.is_draining,
+        )
+
+    def nodes(self) -> tuple[NodeSeen, ...]:
+        return self._seen
+
+    async def look(self) -> None:
+        """Look at the nodes now, and not at the next renewal only. Raises StoreError."""
+        self._seen = await self._table.run(_seen)
+
+    def others_that_serve(self) -> tuple[str, ...]:
+        """The names of the other nodes that live, as they were seen last, and do not leave."""
+        return tuple(
+            one.node
+            for one in self._seen
+            if one.node != self.node and not one.report.is_draining and one.heard_seconds < self._seconds
+        )
+
+    def drain(self) -> None:
+        """Tell the others that this node leaves."""
+        self.is_draining = True
+        self._hurry.set()
 
     async def _fenced(self, held: HeldLease) -> FencedError:
         self._give_up()
@@ -203,7 +255,9 @@ class NodeMembership(RenewedDeadline):
                     if one.node != self.node and self._overdue.is_over(one):
                         await self._bury(one, database)
                         await buried()
-                await self._take_workers([one.node for one in nodes if one.seconds_left > 0], leases, workers)
+                if not self.is_draining:
+                    living = [one.node for one in nodes if one.seconds_left > 0 and not report_of(one).is_draining]
+                    await self._take_workers(living, leases, workers)
                 if self._now() >= forget_at:
                     await self._table.forget_old_facts()
                     forget_at = self._now() + _FORGET_SECONDS
@@ -237,6 +291,10 @@ class NodeMembership(RenewedDeadline):
 
 def _nodes(leases: LeaseStore) -> list[LeaseRecord]:
     return leases.nodes()
+
+
+def _seen(leases: LeaseStore) -> tuple[NodeSeen, ...]:
+    return seen(leases.nodes(), _of_workers(leases))
 
 
 def _of_workers(leases: LeaseStore) -> list[LeaseRecord]:

@@ -2,12 +2,15 @@
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 import trio
 
 from broker.cluster.leases import Deadline, NodeStatus
+from storage.lease_table import LeaseTable
 from storage.leases import HeldLease, LeaseRecord
+from storage.sql import StoreError
 
 #: The holder stops acting this much before the lease is over: a send takes time, and clocks differ in their speed.
 EARLY_SECONDS: Final = 2.0
@@ -54,7 +57,8 @@ class RenewedDeadline(Deadline):
         self._until = float("-inf")
         self._renewed = trio.Event()
         self._latency_seconds = 0.0
-        self._others: tuple[str, ...] = ()
+        self._standbys: tuple[str, ...] = ()
+        self._oldest_seconds = 0.0
         self.held: HeldLease | None = None
 
     def is_ahead(self) -> bool:
@@ -67,7 +71,19 @@ class RenewedDeadline(Deadline):
     def status(self) -> NodeStatus:
         epoch = 0 if self.held is None else self.held.epoch
         left = max(0.0, self._seconds_left()) if epoch else 0.0
-        return NodeStatus(self.node, epoch, left, self._latency_seconds, self._others)
+        return NodeStatus(
+            self.node,
+            epoch,
+            left,
+            round(self._latency_seconds, 6),
+            self._standbys,
+            oldest_snapshot_seconds=round(self._oldest_seconds, 1),
+        )
+
+    async def _look_around(self, table: LeaseTable) -> None:
+        """Look at who else is on the database. The next renewal looks again, and tells when it cannot be asked."""
+        with suppress(StoreError):
+            self._standbys, self._oldest_seconds = await table.look_around()
 
     def _seconds_left(self) -> float:
         """Until the lease is over for the others."""

@@ -33,6 +33,7 @@ from protocols.control.wire import (
     socket_path,
 )
 from protocols.errors import ListenerError
+from protocols.operation.draining import Draining, ServesAlone
 from protocols.streams.accepting import accept_forever
 from storage.migrations import VERSION
 from storage.sql import StoreError
@@ -70,7 +71,21 @@ async def _listeners(rooms: ControlRooms, _arguments: Mapping[str, Any]) -> obje
     return {name: [str(one) for one in address.all] for name, address in rooms.core.site.addresses.items()}
 
 
+async def _drain(draining: Draining | None, _rooms: ControlRooms, _arguments: Mapping[str, Any]) -> object:
+    if draining is None:
+        raise ServesAlone
+    return msgspec.to_builtins(await draining.ask())
+
+
+async def _drain_standing(draining: Draining | None, _rooms: ControlRooms, _arguments: Mapping[str, Any]) -> object:
+    if draining is None:
+        raise ServesAlone
+    return msgspec.to_builtins(draining.standing())
+
+
 COMMANDS: Final[Mapping[str, Command]] = {
+    "drain": partial(_drain, None),
+    "drain standing": partial(_drain_standing, None),
     "listeners": _listeners,
     "provision": _provision,
     "statistics": partial(_statistics, {}),
@@ -90,6 +105,7 @@ async def serve_control(
     state_dir: Path,
     *,
     counters: Counters | None = None,
+    draining: Draining | None = None,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Answer commands until cancelled. The caller holds the lock of the state directory.
@@ -98,11 +114,17 @@ async def serve_control(
         rooms: the broker.
         state_dir: where the socket goes.
         counters: of the listeners; the command `statistics` shows them behind the broker's own.
+        draining: of this daemon, which the command `drain` begins.
         task_status: told when the socket listens.
 
     Raises ListenerError: the socket cannot be made.
     """
-    commands: Mapping[str, Command] = {**COMMANDS, "statistics": partial(_statistics, counters or {})}
+    commands: Mapping[str, Command] = {
+        **COMMANDS,
+        "statistics": partial(_statistics, counters or {}),
+        "drain": partial(_drain, draining),
+        "drain standing": partial(_drain_standing, draining),
+    }
     path = socket_path(state_dir)
     listener = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM)
     limit = trio.CapacityLimiter(_MAX_CONNECTIONS)

@@ -96,6 +96,7 @@ def fast_path(app: QuartTrio, services: Services, traffic: Traffic, *, hsts_seco
         traffic,
         TrustedProxies.of(services.core.settings),
         hsts_seconds=hsts_seconds,
+        is_moving=services.core.life.moving.is_set,
     )
 
 

@@ -50,6 +50,8 @@ from storage.sql import StoreError
 HEAD_SECONDS: Final = 10.0
 #: From an answer to the first byte of the next head.
 KEEP_ALIVE_SECONDS: Final = 75
+#: A client that asks less often is moved to another node without an answer that tells it so.
+_SELDOM_SECONDS: Final = 1.0
 #: For the peer to take an answer.
 SEND_SECONDS: Final = 30.0
 #: A request that came in one read with the one before it costs as much as this number of small frames (reference 21.5).
@@ -291,6 +293,8 @@ class HttpConnection(StreamConnection):
         self._in_flight = False
         self.put(fast_path.committed(request, route, begun, error))
         self._note_answered()
+        if self._is_last:
+            self.end()
         if self._committed is not None:
             self._committed.set()
 
@@ -303,6 +307,8 @@ class HttpConnection(StreamConnection):
     def _note_answered(self) -> None:
         self._deadline = trio.current_time() + KEEP_ALIVE_SECONDS
         self._is_reading_head = False
+        if self.hub.life.moving.is_set():  # the answer says so, unless it was under way
+            self._is_last = True
 
     def _forget_caller(self) -> None:
         """The next request may be somebody else's, and an idle connection should hold nothing."""
@@ -341,6 +347,16 @@ class HttpConnection(StreamConnection):
             self.is_ended = True  # the request is answered
         else:
             self.end()
+
+    def move(self) -> bool:
+        """The next answer says that it is the last one. A client that asks seldom hears the end of the stream; to one
+        that asks often that could look like a refusal of its next request."""
+        answered = self._deadline - KEEP_ALIVE_SECONDS
+        is_idle = self.state in (LifePhase.OPENING, LifePhase.READING) and not (self._received or self._in_flight)
+        if is_idle and trio.current_time() - answered > _SELDOM_SECONDS:
+            self.end()
+            return True
+        return False
 
     async def finish(self) -> None:
         await self._wait_committed()

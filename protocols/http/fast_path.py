@@ -7,7 +7,7 @@ in the same order (`dispatch`), and answer with the same bytes; tests/protocols/
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -71,8 +71,10 @@ class FastPath:
         proxies: TrustedProxies,
         *,
         hsts_seconds: int = 0,
+        is_moving: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`endpoints` are the calls by the names that they have as endpoints of `app`."""
+        """`endpoints` are the calls by the names that they have as endpoints of `app`. `is_moving`: whether each answer
+        is the last one of its connection."""
         self._endpoints = endpoints
         self._router = app.url_map.bind("localhost")
         #: By method and path; bounded: the paths of usual heads are short.
@@ -81,6 +83,7 @@ class FastPath:
         self._refusals = refusals
         self._traffic = traffic
         self._proxies = proxies
+        self._is_moving = is_moving
         self._hsts = f"strict-transport-security: max-age={hsts_seconds}\r\n" if hsts_seconds else ""
 
     def _routed(self, method: str, path: str) -> Route | None:
@@ -156,7 +159,7 @@ class FastPath:
         return self._rendered(answer, self._allowances.standing(request))
 
     def _rendered(self, answer: Answer, standing: Mapping[str, str]) -> bytes:
-        own, is_open = "", True
+        own, is_open = "connection: close\r\n" if self._is_moving() else "", True
         for name, value in answer.headers:
             own += f"{name.lower()}: {value}\r\n"
             is_open = is_open and name != "Cache-Control"

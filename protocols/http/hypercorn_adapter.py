@@ -9,6 +9,7 @@ that was tested, and tests/protocols/http/test_hypercorn_adapter.py names each a
 
 import re
 import time
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -62,11 +63,12 @@ class HypercornAdapter:
         proxies: TrustedProxies | None = None,
         traffic: Traffic | None = None,
         turnstile: Turnstile | None = None,
+        is_moving: Callable[[], bool] = lambda: False,
     ) -> None:
         """`bodies` is the budget of all listeners, `proxies` those whose word about clients counts, `traffic` counts.
-        Strangers wait at the `turnstile`."""
+        Strangers wait at the `turnstile`. `is_moving`: whether each answer is the last one of its connection."""
         self._turnstile = turnstile
-        self._app = ASGIWrapper(_Requests(app, proxies or TrustedProxies(), traffic or Traffic()))
+        self._app = ASGIWrapper(_Requests(app, proxies or TrustedProxies(), traffic or Traffic(), is_moving))
         self._config = _config()
         self._bodies = bodies or BodyBudget()
         self._context = WorkerContext(None)
@@ -85,8 +87,11 @@ class _Requests:
     would get a reset instead of the answer. Where a held body has not been taken, the stream takes care of that.
     """
 
-    def __init__(self, app: ASGIFramework, proxies: TrustedProxies, traffic: Traffic) -> None:
+    def __init__(
+        self, app: ASGIFramework, proxies: TrustedProxies, traffic: Traffic, is_moving: Callable[[], bool]
+    ) -> None:
         self._app = app
+        self._is_moving = is_moving
         self._traffic = traffic
         self._proxies = proxies
 
@@ -116,6 +121,8 @@ class _Requests:
         async def send_when_arrived(event: ASGISendEvent) -> None:
             if event["type"] == "http.response.start":
                 self._traffic.answered(time.perf_counter() - began, event["status"])
+                if self._is_moving():
+                    event["headers"] = [*event["headers"], (b"connection", b"close")]
                 if not arrived.is_set():
                     if held is not None and not held.opened.is_set():
                         event["headers"] = [*event["headers"], (b"connection", b"close")]

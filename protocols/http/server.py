@@ -81,6 +81,7 @@ async def serve_http(
         proxies=entrance.proxies,
         traffic=traffic,
         turnstile=Turnstile(connections, at_once=1, turns=TURNS_BETWEEN_SLOW_PATHS, per_second=_SLOW_PATHS_PER_SECOND),
+        is_moving=services.core.life.moving.is_set,
     )
     listener = HttpListener(
         Hub(connections, services.core.life),

@@ -348,6 +348,13 @@ DAEMON: Final[Mapping[str, Part]] = {
             "database_latency_seconds", "How long the latest renewal of the lease took, one commit."
         ),
         "standbys": _now("node_standbys", "Other nodes that stand by."),
+        "oldest_snapshot_seconds": _now(
+            "database_oldest_transaction_seconds", "How long the oldest transaction of the database has been open."
+        ),
+        "nodes": _now("nodes_serving", "Nodes that serve together, this one too; 0 where one serves."),
+        "behind_rows": _now("node_behind_rows", "Messages and Actions of other nodes that are not published here yet."),
+        "behind_facts": _now("node_behind_changes", "Changes of other nodes that are not known here yet."),
+        "is_draining": _now("node_draining", "Whether this node moves its connections to others before it stops."),
     },
 }
 

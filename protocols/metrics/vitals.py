@@ -69,6 +69,8 @@ class Vitals:
         """Why the daemon is not ready; empty when it is (reference 27.11)."""
         if self.core.life.stopping.is_set():
             return "the daemon stops"
+        if self.core.life.draining.is_set():
+            return "draining"
         if self._closed is None:
             return "the daemon starts: not every listener is open"
         for listener, reason in self._closed.items():

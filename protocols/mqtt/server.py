@@ -13,7 +13,7 @@ from broker.accounts.tokens import Caller
 from broker.devices.registry import Device
 from broker.errors import DomainError, StorageUnavailable
 from broker.limits.meters import Channel, Meter
-from broker.routing.connections import DeviceLink
+from broker.routing.connections import CloseReason, DeviceLink
 from broker.trace.origin import concerning
 from config.limits import MQTT_CONNECT_SECONDS, MQTT_OPEN_FILTERS_MAX, OPEN_PACKETS_PER_TURN, PACKETS_PER_TURN
 from protocols.mqtt.answers import Reason
@@ -241,6 +241,13 @@ class MqttConnection(StreamConnection):
         """The broker closes the connections of devices."""
         if self._exchange is None:
             self.end()
+
+    def move(self) -> bool:
+        if self._exchange is None:
+            self.end()
+        else:
+            self._exchange.close(CloseReason.SHUTDOWN)
+        return True
 
     async def finish(self) -> None:
         self.leave()

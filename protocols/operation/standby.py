@@ -112,7 +112,12 @@ async def serving_together(
     cluster = reloading.settings.cluster
     async with _leases_of(engine, cluster.name) as table:
         member = NodeMembership(table, cluster.name, engine.instance, cluster.lease_seconds, VERSION)
-        if (held := await _lease(engine, member.join, reloading, hang_ups, context, stop, check)) is None:
+
+        async def join(waiting: _Waiting) -> "Sequence[HeldLease]":
+            await _upgrade_alone(engine, Keeper(table, cluster.name, engine.instance, cluster.lease_seconds), waiting)
+            return await member.join(waiting)
+
+        if (held := await _lease(engine, join, reloading, hang_ups, context, stop, check)) is None:
             yield None
             return
         engine.is_shared = True
@@ -122,9 +127,17 @@ async def serving_together(
             yield serving
 
 
+async def _upgrade_alone(engine: "PostgresqlEngine", keeper: Keeper, waiting: "_Waiting") -> None:
+    """Bring the schema to this version when no node serves any more: those of the version before use the former one."""
+    while not await _when_answered(engine.is_current, waiting):
+        await keeper.take(waiting)
+        async with _given_back(keeper.keep_forever, keeper.give_back):
+            await _when_answered(engine.migrate, waiting)
+
+
 @asynccontextmanager
 async def _leases_of(engine: "PostgresqlEngine", stands_by_as: str = "") -> AsyncIterator[LeaseTable]:
-    table = LeaseTable(engine, end_sessions=engine.end_sessions, standbys=engine.standbys)
+    table = LeaseTable(engine, end_sessions=engine.end_sessions, look_around=engine.look_around)
     engine.stands_by_as = stands_by_as
     try:
         yield table

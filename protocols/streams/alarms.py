@@ -1,6 +1,7 @@
 """Alarms that wake connections: one task for all, because a task for each would be a sixth of what an idle one holds.
 
-Each connection is an alarm, which rings at a time that the connection sets, and when the daemon begins to stop.
+Each connection is an alarm, which rings at a time that the connection sets, and when the daemon begins to stop. Before
+that a node among several may move its connections to the others: over seconds, because they all connect again.
 """
 
 import math
@@ -14,6 +15,8 @@ from broker.life import Life
 # Connections that were opened together ring together. So many are woken before others have their turn.
 RINGS_OF_TURN: Final = 50
 _STALE_ALLOWED: Final = 1000
+#: Between two parts of the connections that are moved.
+_MOVE_SECONDS: Final = 0.1
 
 
 class Alarm(Protocol):
@@ -22,6 +25,9 @@ class Alarm(Protocol):
 
     def ring(self) -> None:
         """The alarm's time has come. Called on the event loop; may neither wait nor raise."""
+
+    def move(self) -> bool:
+        """The peer is to connect to another node. As `ring`; False: not yet, ask again."""
 
 
 class AlarmEntry:
@@ -42,7 +48,9 @@ class Alarms:
 
     def __init__(self, connections: trio.Nursery, life: Life) -> None:
         self._connections = connections
+        self._life = life
         self._stopping = life.stopping
+        life.not_moved.append(lambda: len(self._entries) - self._stale)
         self._entries: list[AlarmEntry] = []  # a heap
         self._stale = 0
         self._is_running = False
@@ -50,14 +58,47 @@ class Alarms:
 
     async def _ring_until_stop(self) -> None:
         """Ring what is due, until the daemon begins to stop; then ring all."""
-        while not self._stopping.is_set():
+        while not self._life.moving.is_set():
             if self._ring(trio.current_time()):
                 await trio.lowlevel.checkpoint()
                 continue
             with trio.CancelScope(deadline=self._first) as self._nap:
-                await self._stopping.wait()
+                await self._life.moving.wait()
+        await self._move_until_stop()
         while self._ring(math.inf):
             await trio.lowlevel.checkpoint()
+
+    async def _move_until_stop(self) -> None:
+        """Move the connections, evenly. Some cannot be moved at once, and are asked again."""
+        until = trio.current_time() + self._life.moving_seconds
+        while not self._stopping.is_set():
+            now = trio.current_time()
+            while self._ring(now):
+                await trio.lowlevel.checkpoint()
+            turns_left = max(1, math.ceil((until - now) / _MOVE_SECONDS))
+            number = math.ceil((len(self._entries) - self._stale) / turns_left)
+            while number > 0 and self._move(min(number, RINGS_OF_TURN)):
+                number -= RINGS_OF_TURN
+                await trio.lowlevel.checkpoint()
+            with trio.move_on_after(_MOVE_SECONDS):
+                await self._stopping.wait()
+
+    def _move(self, number: int) -> bool:
+        """Move this number of them; False: no more can be moved now."""
+        later: list[tuple[float, Alarm]] = []
+        while number and self._entries:
+            entry = heappop(self._entries)
+            if (alarm := entry.alarm) is None:
+                self._stale -= 1
+                continue
+            alarm.alarm_entry = None
+            if alarm.move():
+                number -= 1
+            else:
+                later.append((entry.at, alarm))
+        for at, alarm in later:
+            self.set(alarm, at)
+        return not number
 
     @property
     def _first(self) -> float:

@@ -18,7 +18,7 @@ its return, and the `work` that it asks for then is done; whatever else the conn
 A connection has one task. It sends through its outbox, and a second task writes as soon as the operating
 system has not taken all at once. Each time limit (silence, pings, the limit of a stranger) is an alarm
 (alarms.py): `due` says when, and `beat` runs then in a task that lasts as long as that takes. `stop` is called when the
-daemon stops.
+daemon stops, and `move` before, where other nodes go on.
 
 Every connection ends in one order: `finish` waits for the last answers; `farewell` is sent behind all that waits;
 `hear_out` reads what the peer still sends. The last two have GOODBYE_SECONDS. A peer that is gone gets no goodbye.
@@ -172,6 +172,11 @@ class StreamConnection(Outbox):
     def stop(self) -> None:
         """The daemon begins to stop. Neither waits nor raises."""
         self.end()
+
+    def move(self) -> bool:
+        """The peer is to connect to another node. Neither waits nor raises. False: not now, it is asked again."""
+        self.stop()
+        return True
 
     async def finish(self) -> None:
         """Stop reading and wait for the last answers."""
@@ -419,5 +424,6 @@ async def serve_devices(
         connections=connections,
         entrance=Entrance.of(rooms.limits.strangers, rooms.limits.sockets, rooms.core.settings),
         ssl_context=ssl_context,
+        ends_with_move=True,
         task_status=task_status,
     )

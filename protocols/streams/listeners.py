@@ -114,6 +114,7 @@ async def serve_tcp(
     connections: trio.Nursery,
     entrance: Entrance | None = None,
     ssl_context: TlsContext | None = None,
+    ends_with_move: bool = False,
     task_status: trio.TaskStatus[Address] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Accept connections until cancelled.
@@ -127,6 +128,8 @@ async def serve_tcp(
         connections: the nursery in which connections go on when this listener has ended.
         entrance: who is admitted; None where everybody is.
         ssl_context: for TLS; None for plain text.
+        ends_with_move: accept nobody any more when the daemon moves its connections to other nodes: who is refused
+            tries the next address.
         task_status: told the bound addresses, once the listener accepts connections.
 
     Raises:
@@ -134,23 +137,31 @@ async def serve_tcp(
     """
     listeners = await open_tcp(bind, backlog=BACKLOG)
     task_status.started(bound_address([listener.socket for listener in listeners]))
-    await accept_forever(
-        listeners,
-        partial(
-            _contain,
-            handle,
-            protocol,
-            refusals,
-            entrance,
-            ssl_context,
-            Turnstile(connections),
-            Lingering(connections, life),
-        ),
-        _admit_all if entrance is None else entrance.admit,
-        protocol=protocol,
-        connections=connections,
-        wait_room=at_once if entrance is None else entrance.wait_room,
+    serve = partial(
+        _contain,
+        handle,
+        protocol,
+        refusals,
+        entrance,
+        ssl_context,
+        Turnstile(connections),
+        Lingering(connections, life),
     )
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(
+            partial(
+                accept_forever,
+                listeners,
+                serve,
+                _admit_all if entrance is None else entrance.admit,
+                protocol=protocol,
+                connections=connections,
+                wait_room=at_once if entrance is None else entrance.wait_room,
+            )
+        )
+        if ends_with_move:
+            await life.moving.wait()
+            nursery.cancel_scope.cancel()
 
 
 def _admit_all(stream: trio.SocketStream) -> Peer:

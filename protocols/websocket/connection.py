@@ -25,6 +25,7 @@ from protocols.websocket.wire import (
     INTERNAL_ERROR,
     NORMAL_CLOSURE,
     POLICY_VIOLATION,
+    SERVICE_RESTART,
     TRY_AGAIN_LATER,
     CloseFrame,
     FrameReader,
@@ -49,7 +50,7 @@ SLOW_READER_SECONDS: Final = 1.0
 MAX_WAITING_FRAMES: Final = 20 * WEBSOCKET_BACKLOG
 _TOO_SLOW: Final = (TRY_AGAIN_LATER, "reads too slowly")
 
-_EXPECTED_ENDS: Final = frozenset({NORMAL_CLOSURE, GOING_AWAY})
+_EXPECTED_ENDS: Final = frozenset({NORMAL_CLOSURE, GOING_AWAY, SERVICE_RESTART})
 
 _log = structlog.get_logger(__name__)
 
@@ -223,6 +224,10 @@ class WebSocket(StreamConnection):
 
     def stop(self) -> None:
         self.close(GOING_AWAY, "server shuts down")
+
+    def move(self) -> bool:
+        self.close(SERVICE_RESTART, "another node serves: connect again")
+        return True
 
     def close(self, code: int, reason: str) -> None:
         """Stop reading, then close the connection in order. The first code and reason count."""

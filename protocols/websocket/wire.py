@@ -31,6 +31,7 @@ INVALID_DATA: Final = 1007
 POLICY_VIOLATION: Final = 1008
 MESSAGE_TOO_BIG: Final = 1009
 INTERNAL_ERROR: Final = 1011
+SERVICE_RESTART: Final = 1012  # of IANA's registry
 TRY_AGAIN_LATER: Final = 1013
 
 _NOT_UTF8: Final = "text is not UTF-8"

@@ -881,16 +881,30 @@ class PostgresqlEngine:
         if _FIRST_WITH_LEASES not in steps:
             self.migrate()
 
-    def standbys(self, rows: StoreConnection) -> tuple[str, ...]:
-        """The names of the nodes that stand by, as their connections tell them, from another process. Raises
-        StoreError."""
+    def is_current(self) -> bool:
+        """Whether the store has the schema of this version. Raises StoreError."""
+        with self.snapshot() as snapshot:
+            return snapshot.is_current()
+
+    def look_around(self, rows: StoreConnection) -> tuple[tuple[str, ...], float]:
+        """The names of the nodes that stand by, as their connections tell them, from another process, and for how many
+        seconds the oldest transaction of the database has been open. Raises StoreError."""
         found = rows.execute(
-            "SELECT DISTINCT split_part(split_part(application_name, :standby, 2), ' - ', 1) AS node"
-            " FROM pg_stat_activity WHERE datname = current_database() AND usename = current_user"
-            " AND strpos(application_name, :standby) > 0 AND NOT starts_with(application_name, :own) ORDER BY node",
+            "SELECT split_part(split_part(application_name, :standby, 2), ' - ', 1) AS node,"
+            " (usename = current_user AND strpos(application_name, :standby) > 0"
+            " AND NOT starts_with(application_name, :own)) AS stands_by,"
+            " coalesce(extract(epoch FROM clock_timestamp() - xact_start), 0)::double precision AS seconds"
+            " FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            " UNION ALL SELECT '', FALSE, extract(epoch FROM clock_timestamp() - prepared)::double precision"
+            " FROM pg_prepared_xacts WHERE database = current_database()",
             {"standby": _STANDBY, "own": f"trunkline {self.instance}."},
         )
-        return tuple(str(row["node"]) for row in found)
+        standbys, oldest = set[str](), 0.0
+        for row in found:
+            oldest = max(oldest, float(row["seconds"]))
+            if row["stands_by"]:
+                standbys.add(str(row["node"]))
+        return tuple(sorted(standbys)), oldest
 
     def end_sessions(self, instance: str) -> None:
         """End the connections of a daemon whose lease is over, and wait for that: an open transaction of a process that

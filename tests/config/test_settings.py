@@ -128,6 +128,8 @@ _VARIABLES = [
     ("CLUSTER_WORKERS", "rules, mails", "cluster.workers", "rules, mails"),
     ("CLUSTER_LEASE_SECONDS", "9.5", "cluster.lease_seconds", 9.5),
     ("CLUSTER_PATIENCE_SECONDS", "7.5", "cluster.patience_seconds", 7.5),
+    ("CLUSTER_DRAIN_NOTICE_SECONDS", "2.5", "cluster.drain_notice_seconds", 2.5),
+    ("CLUSTER_DRAIN_SECONDS", "30", "cluster.drain_seconds", 30.0),
     ("STORAGE_SYNCHRONOUS", "normal", "storage.synchronous", "normal"),
     ("STORAGE_RETENTION_DAYS", "30", "storage.retention_days", 30),
     ("STORAGE_MINUTE_ROLLUP_DAYS", "31", "storage.minute_rollup_days", 31),
@@ -332,6 +334,8 @@ _TLS_FILE = '[http]\ntls_bind = "h:1"\n[tls]\ncertificate = "c"\nkey = "k"\n'
             for key in ("tcp_bind", "dtls_bind")
         ),
         (STATE + "[cluster]\npatience_seconds = -1", "cluster.patience_seconds: must be at least 0"),
+        (STATE + "[cluster]\ndrain_seconds = -1", "cluster.drain_seconds: must be at least 0"),
+        (STATE + "[cluster]\ndrain_notice_seconds = nan", "cluster.drain_notice_seconds: must be at least 0"),
         (STATE + "[storage]\nretention_days = -1", "storage.retention_days: must be at least 0"),
         (STATE + "[storage]\nhour_rollup_days = -1", "storage.hour_rollup_days: must be at least 0"),
         (

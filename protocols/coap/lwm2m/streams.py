@@ -77,6 +77,7 @@ async def serve_lwm2m_tcp(
         life=server.life,
         entrance=Entrance(server.strangers, TrustedProxies(), server.sockets),
         ssl_context=ssl_context,
+        ends_with_move=True,
         task_status=task_status,
     )
 

@@ -277,7 +277,7 @@ async def test_the_status_of_a_node_has_its_lease_and_who_stands_by(
 ) -> None:
     standbys: tuple[str, ...] = ()
     engine.open(read_only=False).close()
-    table = LeaseTable(engine, standbys=lambda _connection: standbys, worker=on_loop())
+    table = LeaseTable(engine, look_around=lambda _connection: (standbys, 7.5), worker=on_loop())
     keeper = Keeper(table, "a", "process of a", SECONDS, now=trio.current_time)
     leases = Leases(keeper)
     assert leases.status() == NodeStatus("a", 0, 0.0, 0.0, ())
@@ -286,7 +286,7 @@ async def test_the_status_of_a_node_has_its_lease_and_who_stands_by(
         nursery.start_soon(keeper.keep_forever)
         standbys = ("b", "c")
         await trio.sleep(SECONDS * 10.125)
-        assert leases.status() == NodeStatus("a", 1, SECONDS * 7 / 8, 0.0, ("b", "c"))
+        assert leases.status() == NodeStatus("a", 1, SECONDS * 7 / 8, 0.0, ("b", "c"), 7.5)
         nursery.cancel_scope.cancel()
     await keeper.give_back()
     assert keeper.status().lease_epoch == 0

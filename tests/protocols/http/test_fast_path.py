@@ -735,7 +735,7 @@ async def test_a_parked_connection_answers_what_is_in_flight_and_ends_when_the_d
             commits = Commits(services.core.database, patch)
             await busy.send_all(post(BODY))
             await commits.begun.wait()
-            services.core.life.stopping.set()
+            services.core.life.stop()
             assert await idle.receive_some() == b""
             commits.go_on()
             assert (await busy.receive_some()).startswith(b"HTTP/1.1 200 ")

@@ -234,7 +234,7 @@ async def test_ready_says_what_is_missing(site: httpx.AsyncClient, vitals: Vital
     assert await ready() == (503, "coaps does not listen: no GnuTLS\n")
     vitals.listens({})
     assert await ready() == (200, "ok\n")
-    services.core.life.stopping.set()
+    services.core.life.stop()
     assert await vitals.problem() == "the daemon stops"
 
 

@@ -452,7 +452,7 @@ class Stopping:
                 task_status.started()
                 await self.stop.wait()
                 listeners.cancel_scope.cancel()
-            self.services.core.life.stopping.set()
+            self.services.core.life.stop()
             connections.cancel_scope.deadline = trio.current_time() + self.services.core.settings.grace_seconds
         self.ended.set()
 
@@ -527,7 +527,7 @@ async def test_a_cancelled_grace_period_does_not_wait_for_a_peer_that_does_not_r
         stream = await after.enter_async_context(await trio.open_tcp_stream(address.host, address.port))
         await stream.send_all(GET_DEVICE)
         await wait_all_tasks_blocked()
-        life.stopping.set()
+        life.stop()
         await trio.sleep(10)
         connections.cancel_scope.cancel()
     assert trio.current_time() == 10

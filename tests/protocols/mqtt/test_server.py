@@ -401,7 +401,7 @@ async def test_a_stop_sends_outstanding_acknowledgements(
     runner.hold_commits()
     await peer.send(publish(1), publish(2, qos=2))
     await wait_all_tasks_blocked()
-    server.services.core.life.stopping.set()
+    server.services.core.life.stop()
     server.services.routing.connections.close_all()
     await idle.expect_end()
     await stranger.expect_end()
@@ -412,7 +412,7 @@ async def test_a_stop_sends_outstanding_acknowledgements(
 
 
 async def test_a_connection_that_comes_while_the_daemon_stops_is_closed(server: Server) -> None:
-    server.services.core.life.stopping.set()
+    server.services.core.life.stop()
     peer = await server.dial()
     await wait_all_tasks_blocked()
     await peer.expect_end()

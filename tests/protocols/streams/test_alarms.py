@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -18,10 +19,18 @@ class Bell:
 
     def __init__(self) -> None:
         self.rung: list[float] = []
+        self.moved: list[float] = []
+        self.may_move = True
         self.alarm_entry: AlarmEntry | None = None
 
     def ring(self) -> None:
         self.rung.append(trio.current_time())
+
+    def move(self) -> bool:
+        if not self.may_move:
+            return False
+        self.moved.append(trio.current_time())
+        return True
 
 
 @pytest.fixture
@@ -125,7 +134,62 @@ async def test_a_stop_rings_all_and_every_alarm_that_is_set_later(
     begin, bells = trio.current_time(), [Bell() for _ in range(2 * RINGS_OF_TURN)]
     for bell in bells[:-1]:
         alarms.set(bell, begin + 30)
-    life.stopping.set()
+    life.stop()
     alarms.set(bells[-1], begin + 30)
     await trio.testing.wait_all_tasks_blocked()
     assert [bell.rung for bell in bells] == [[begin]] * len(bells)
+
+
+async def test_connections_are_moved_one_after_the_other(autojump_clock: MockClock, alarms: Alarms, life: Life) -> None:
+    begin, bells = trio.current_time(), [Bell() for _ in range(200)]
+    for bell in bells:
+        alarms.set(bell, begin + 1000)
+    await trio.sleep(1)
+    life.move(10.0)
+    await trio.sleep(5)
+    assert 90 <= sum(bool(bell.moved) for bell in bells) <= 110
+    await trio.sleep(5.1)
+    assert [len(bell.moved) for bell in bells] == [1] * 200
+    assert max(Counter(bell.moved[0] for bell in bells).values()) <= 3
+    assert life.not_moved[0]() == 0
+    life.stop()
+    await trio.sleep(1)
+    assert not any(bell.rung for bell in bells)
+
+
+async def test_a_connection_whose_time_comes_while_others_are_moved_rings(
+    autojump_clock: MockClock, alarms: Alarms, life: Life
+) -> None:
+    begin, soon, late = trio.current_time(), Bell(), [Bell() for _ in range(50)]
+    for bell in late:
+        alarms.set(bell, begin + 1000)
+    await trio.lowlevel.checkpoint()
+    life.move(100.0)
+    await trio.sleep(50)
+    alarms.set(soon, trio.current_time() + 0.05)
+    await trio.sleep(0.2)
+    assert soon.rung or soon.moved
+    life.stop()
+    await trio.sleep(1)
+    assert all(len(bell.rung) + len(bell.moved) == 1 for bell in late)
+
+
+async def test_those_that_cannot_be_moved_yet_keep_nobody_up(
+    autojump_clock: MockClock, alarms: Alarms, life: Life
+) -> None:
+    begin, busy, others = trio.current_time(), [Bell() for _ in range(60)], [Bell() for _ in range(60)]
+    for bell in busy:
+        bell.may_move = False
+        alarms.set(bell, begin + 1000)
+    for bell in others:
+        alarms.set(bell, begin + 2000)
+    await trio.sleep(1)
+    life.move(4.0)
+    await trio.sleep(3.9)
+    assert all(bell.moved for bell in others)
+    assert life.not_moved[0]() == 60
+    for bell in busy:
+        bell.may_move = True
+    await trio.sleep(1)
+    assert life.not_moved[0]() == 0
+    life.stop()

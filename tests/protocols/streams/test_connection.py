@@ -189,7 +189,7 @@ async def test_any_bytes_stops_slow_peers_and_errors(
             is_disturbed |= is_ended
             if choices.random() < 0.3:
                 is_disturbed = True
-                hub.life.stopping.set()
+                hub.life.stop()
             with trio.fail_after(200):
                 await closed.wait()
             assert served.state is LifePhase.CLOSED

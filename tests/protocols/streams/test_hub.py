@@ -443,7 +443,7 @@ async def test_a_socket_that_is_parked_before_the_ended_task_has_run_gets_anothe
 
 async def _stop(life: Life) -> None:
     """As the daemon does. The task that waits for this ends."""
-    life.stopping.set()
+    life.stop()
     await wait_all_tasks_blocked()
 
 

@@ -230,7 +230,7 @@ async def test_its_task_waits_for_the_next_connection_until_the_daemon_stops(
     assert (lingering.ending, is_closed(silent)) == (0, True)
     silent.close()
     last = ending(lingering)
-    life.stopping.set()
+    life.stop()
     await wait_all_tasks_blocked()
     assert (lingering.ending, is_closed(last)) == (1, False)
     last.close()
@@ -244,7 +244,7 @@ async def test_a_connection_that_ends_when_the_daemon_stops_has_its_second(
 ) -> None:
     ending(lingering).close()
     await wait_all_tasks_blocked()
-    life.stopping.set()
+    life.stop()
     await wait_all_tasks_blocked()
     with ending(lingering) as ours:
         await wait_all_tasks_blocked()

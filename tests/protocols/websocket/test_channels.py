@@ -151,7 +151,7 @@ async def test_a_client_may_close_with_any_code(peers: Peers, path: str, code: i
 @pytest.mark.parametrize("path", OPEN)
 async def test_a_stop_closes_connections_without_a_device(peers: Peers, services: Services, path: str) -> None:
     socket = await peers.connect(path)
-    services.core.life.stopping.set()
+    services.core.life.stop()
     assert await closing(socket) == (1001, "server shuts down")
 
 

@@ -152,7 +152,7 @@ async def parked_beside(peers: Peers) -> AsyncIterator[PlainPeer]:
 
 async def test_the_end_of_the_daemon_closes_it(peers: Peers, services: Services) -> None:
     async with parked(peers) as device:
-        services.core.life.stopping.set()
+        services.core.life.stop()
         assert await device.close_code() == 1001
 
 

@@ -743,7 +743,7 @@ async def test_shutdown_says_1001_after_the_last_acknowledgement(
     disk.hold()
     await peer.send({"data": {"state": True}, "cid": "last"})
     await trio.testing.wait_all_tasks_blocked()
-    services.core.life.stopping.set()
+    services.core.life.stop()
     services.routing.connections.close_all()
     await trio.testing.wait_all_tasks_blocked()
     disk.release()
