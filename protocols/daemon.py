@@ -322,6 +322,7 @@ def _observe(core: Core, engine: StoreAnywhere) -> None:
     if not isinstance(engine, SqliteEngine):
         core.life.observe("database", engine.contact.statistics)
         core.life.observe("node", core.leases.status)
+        core.life.observe("leases", core.leases.statistics)
 
 
 class _WaysOut(TypedDict):

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from broker.cluster.leases import NodeStatus
+from broker.cluster.reports import NodeSeen
 from broker.core import Core
 from broker.operating.port import ListenerStatus, Machine, Room
 from storage.database import Transaction
@@ -33,6 +34,7 @@ class Overview(msgspec.Struct, frozen=True):
     statistics: Mapping[str, object]
     engine: str  # sqlite | postgresql
     node: NodeStatus | None  # None: no other daemon can be on the store
+    nodes: Sequence[NodeSeen] = ()  # that serve together
 
 
 def consumers_of(tx: Transaction) -> list[Consumer]:
@@ -57,5 +59,6 @@ async def overview(core: Core, machine: Machine, started_on: int) -> Overview:
         full_on=full_on,
         engine="postgresql" if core.settings.storage.is_postgresql else "sqlite",
         node=core.leases.status(),
+        nodes=core.leases.nodes(),
         statistics={**core.life.statistics(), **machine.counters()},
     )

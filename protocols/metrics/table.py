@@ -10,6 +10,8 @@ from typing import Final
 
 import msgspec
 
+from broker.cluster.leases import LeaseName
+
 
 class Metric(msgspec.Struct, frozen=True):
     """`name` is without the prefix `trunkline_` and without `_total`; a value is multiplied by `scale`."""
@@ -324,7 +326,7 @@ BROKER: Final[Mapping[str, Part]] = {
     },
 }
 
-#: Counts that `protocols/daemon.py` observes, the last two over PostgreSQL only: a list counts by its length.
+#: Counts that `protocols/daemon.py` observes, the last three over PostgreSQL only: a list counts by its length.
 DAEMON: Final[Mapping[str, Part]] = {
     "loop": {
         "tasks": _now("loop_tasks", "Tasks of the event loop: workers, and those of connections."),
@@ -355,6 +357,10 @@ DAEMON: Final[Mapping[str, Part]] = {
         "behind_rows": _now("node_behind_rows", "Messages and Actions of other nodes that are not published here yet."),
         "behind_facts": _now("node_behind_changes", "Changes of other nodes that are not known here yet."),
         "is_draining": _now("node_draining", "Whether this node moves its connections to others before it stops."),
+    },
+    "leases": {
+        name.value: _now("lease_held", "Whether this node does the work that one does for all.", lease=name.value)
+        for name in LeaseName
     },
 }
 

@@ -1,13 +1,16 @@
 """/operator: how the service is, for its operator at the console (reference 27.21)."""
 
 import platform
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
-from broker.cluster.leases import NodeStatus
+from broker.cluster.apart import APART
+from broker.cluster.leases import LeaseName, NodeStatus
+from broker.cluster.reports import NodeSeen
 from broker.connectors.service import Connectors
 from broker.core import Core
 from broker.operating.overview import Overview
@@ -71,6 +74,22 @@ class _FailingConnector(Shape):
     last_on: Annotated[int, time_ms("When; null where the plug-in cannot be used")] | None
 
 
+class _ServingNode(Shape):
+    name: str
+    epoch: Annotated[Amount, about("Each start of the node and each burial raises it")]
+    version: str
+    since: Annotated[int, time_ms("When it joined")]
+    heard_seconds: Annotated[float, about("How long ago it had renewed its lease when this node looked last")]
+    is_draining: Annotated[bool, about("It moves its connections to the others, and ends")]
+    connections: Annotated[Amount, about("Persistent connections of devices")]
+    behind_rows: Annotated[Amount, about("Messages and Actions of the others that it has not published yet")]
+    behind_changes: Annotated[
+        Amount, about("Changes of the others, such as a new permission, that it does not know yet")
+    ]
+    latency_seconds: Annotated[float, about("How long its latest renewal took: one commit of the database")]
+    leases: Annotated[list[str], about("The work that it does for all nodes (reference 27.25)")]
+
+
 class _Node(Shape):
     name: Annotated[str, about("Of this machine: `cluster.node`")]
     lease_epoch: Annotated[Amount, about("Each take-over raises it")]
@@ -79,6 +98,12 @@ class _Node(Shape):
         float, about("How long the latest renewal of the lease took: one commit of the database")
     ]
     standbys: Annotated[list[str], about("Names of the nodes that stand by")]
+    oldest_snapshot_seconds: Annotated[
+        float, about("For how long the oldest transaction of the database has been open, also one of others")
+    ]
+    nodes: Annotated[list[_ServingNode], about("The nodes that serve together; none where one serves")]
+    free_leases: Annotated[list[str], about("Work for all nodes that none of them does now")]
+    apart: Annotated[list[str], about("What each of several nodes has for itself, in sentences")]
 
 
 class OperatorsOverview(Shape):
@@ -104,7 +129,25 @@ class OperatorsOverview(Shape):
             "leaseEpoch": 3,
             "leaseLeftSeconds": 7.2,
             "latencySeconds": 0.004,
-            "standbys": ["b"],
+            "standbys": [],
+            "oldestSnapshotSeconds": 0.2,
+            "nodes": [
+                {
+                    "name": "a",
+                    "epoch": 3,
+                    "version": "0.1.0",
+                    "since": samples.TS,
+                    "heardSeconds": 0.8,
+                    "isDraining": False,
+                    "connections": 120,
+                    "behindRows": 0,
+                    "behindChanges": 0,
+                    "latencySeconds": 0.004,
+                    "leases": ["folds", "rules"],
+                }
+            ],
+            "freeLeases": [],
+            "apart": ["Cloud connectors rest."],
         },
         "connectors": [],
         "statistics": {"ingest": {"messages": 42}},
@@ -328,15 +371,42 @@ def _overview(found: Overview, connectors: list[_FailingConnector]) -> Operators
             room.sentence,
         ),
         engine=found.engine,
-        node=None if found.node is None else _node(found.node),
+        node=None if found.node is None else _node(found.node, found.nodes),
         connectors=connectors,
         statistics=msgspec.to_builtins(dict(found.statistics), str_keys=True, enc_hook=str),
     )
 
 
-def _node(found: NodeStatus) -> _Node:
-    left, latency = round(found.lease_left_seconds, 1), round(found.latency_seconds, 4)
-    return _Node(found.node, found.lease_epoch, left, latency, list(found.standbys))
+def _node(found: NodeStatus, nodes: Sequence[NodeSeen]) -> _Node:
+    held = {name for one in nodes for name in one.leases}
+    return _Node(
+        name=found.node,
+        lease_epoch=found.lease_epoch,
+        lease_left_seconds=round(found.lease_left_seconds, 1),
+        latency_seconds=round(found.latency_seconds, 4),
+        standbys=list(found.standbys),
+        oldest_snapshot_seconds=found.oldest_snapshot_seconds,
+        nodes=[_serving(one) for one in nodes],
+        free_leases=[one.value for one in LeaseName if one.value not in held] if nodes else [],
+        apart=list(APART) if nodes else [],
+    )
+
+
+def _serving(one: NodeSeen) -> _ServingNode:
+    report = one.report
+    return _ServingNode(
+        name=one.node,
+        epoch=one.epoch,
+        version=one.version,
+        since=one.since,
+        heard_seconds=one.heard_seconds,
+        is_draining=report.is_draining,
+        connections=report.connections,
+        behind_rows=report.behind_rows,
+        behind_changes=report.behind_facts,
+        latency_seconds=round(report.latency_seconds, 4),
+        leases=list(one.leases),
+    )
 
 
 def _refused(one: Refused) -> _Refused:

@@ -143,7 +143,9 @@ async def test_prometheus_has_nothing_to_say_against_the_metrics(site: httpx.Asy
 async def test_the_dashboard_and_the_alerts_ask_for_metrics_that_are_there(site: httpx.AsyncClient) -> None:
     assert (await site.get("/v1.1/users/self")).status_code == 401  # a refusal, and an answer
     parts = (*(part for _, part in LISTENERS.values()), *DAEMON.values())
-    of_a_daemon = {f"trunkline_{metric.name}" for part in parts for metric in part.values()}
+    of_a_daemon = {
+        f"trunkline_{metric.name}{'_total' * metric.is_counter}" for part in parts for metric in part.values()
+    }
     names = {key[0] for key in await scraped(site)} | of_a_daemon
     asked = {
         name

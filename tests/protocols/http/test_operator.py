@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from broker.accounts.sign_up import add_account
 from broker.cluster.leases import NodeStatus
+from broker.cluster.reports import NodeReport, NodeSeen
 from broker.connectors.problems import NO_DEVICE, Doing
 from broker.operating.port import BackupFailedError, Check, ListenerStatus, Room, RoomPart
 from broker.services import Services
@@ -175,7 +176,7 @@ async def test_the_overview_names_the_engine_and_the_node(
 ) -> None:
     found = await ask(api, "GET", "/overview", ada)
     assert (found["engine"], found["node"]) == ("sqlite", None)
-    status = NodeStatus("a", 3, 7.25, 0.00441, ("b",))
+    status = NodeStatus("a", 3, 7.25, 0.00441, ("b",), oldest_snapshot_seconds=7.5)
     monkeypatch.setattr(services.core.leases, "status", lambda: status)
     assert (await ask(api, "GET", "/overview", ada))["node"] == {
         "name": "a",
@@ -183,6 +184,39 @@ async def test_the_overview_names_the_engine_and_the_node(
         "leaseLeftSeconds": 7.2,
         "latencySeconds": 0.0044,
         "standbys": ["b"],
+        "oldestSnapshotSeconds": 7.5,
+        "nodes": [],
+        "freeLeases": [],
+        "apart": [],
+    }
+
+
+async def test_the_overview_has_each_node_that_serves_and_what_nobody_does(
+    api: httpx.AsyncClient, services: Services, ada: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = NodeReport(8.0, is_draining=True, connections=7, behind_rows=3, behind_facts=2, latency_seconds=0.01234)
+    nodes = (
+        NodeSeen("a", 3, "1.0", 1_000, 0.4, ("folds", "rules", "mails", "models"), NodeReport()),
+        NodeSeen("b", 1, "1.0", 2_000, 1.9, ("subscriptions", "connectors", "tasks"), report),
+    )
+    monkeypatch.setattr(services.core.leases, "status", lambda: NodeStatus("a", 3, 7.25, 0.0, (), nodes=("a", "b")))
+    monkeypatch.setattr(services.core.leases, "nodes", lambda: nodes)
+    found = (await ask(api, "GET", "/overview", ada))["node"]
+    assert found["freeLeases"] == ["upkeep"]
+    assert "Cloud connectors rest." in found["apart"]
+    assert [one["name"] for one in found["nodes"]] == ["a", "b"]
+    assert found["nodes"][1] == {
+        "name": "b",
+        "epoch": 1,
+        "version": "1.0",
+        "since": 2_000,
+        "heardSeconds": 1.9,
+        "isDraining": True,
+        "connections": 7,
+        "behindRows": 3,
+        "behindChanges": 2,
+        "latencySeconds": 0.0123,
+        "leases": ["subscriptions", "connectors", "tasks"],
     }
 
 

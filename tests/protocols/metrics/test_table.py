@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from broker.cluster.leases import NodeStatus
+from broker.cluster.leases import LeaseName, NodeStatus
 from broker.services import Services
 from protocols.coap.lwm2m.server import Lwm2mStatistics
 from protocols.coap.statistics import DtlsStatistics, EndpointStatistics
@@ -46,6 +46,7 @@ def test_each_statistic_of_the_daemon_has_a_metric() -> None:
         "loop": set(LoopStatistics.__struct_fields__),
         "damage": set(DamageStatistics.__struct_fields__),
         "database": set(ContactStatistics.__struct_fields__),
+        "leases": {name.value for name in LeaseName},
         "node": set(NodeStatus.__struct_fields__) - {"node"},  # a label of `store_info`
     }
 

@@ -35,8 +35,45 @@ function alarms(data) {
     if (of(data, part, name) > (before ? of(before, part, name) : 0)) grewOn.set(name, Date.now());
     if (Date.now() - (grewOn.get(name) ?? 0) < RECENT_MS) found.push([text, `${whole(of(data, part, name))} since the start.`, "#statistics"]);
   }
+  found.push(...ofNodes(data.node));
   for (const one of examined.filter((check) => !check.ok)) found.push([`The doctor: ${one.check}`, one.text, "#doctor"]);
   return found;
+}
+
+const SILENT_S = 20, BEHIND = 10000, SLOW_S = 0.25, OLD_S = 3600;
+
+// Faults of nodes that serve together, and of their database
+function ofNodes(node) {
+  if (node === null) return [];
+  const found = [], told = (name, text) => found.push([name, text, "#nodes"]);
+  for (const one of node.nodes) {
+    if (one.heardSeconds > SILENT_S) told(`Node ${one.name} is silent`, `It was heard ${whole(Math.round(one.heardSeconds))} s ago: look at that machine.`);
+    if (one.behindRows > BEHIND || one.behindChanges > BEHIND) told(`Node ${one.name} does not follow the others`, `It is ${whole(one.behindRows)} messages and ${whole(one.behindChanges)} changes behind.`);
+    if (one.isDraining) told(`Node ${one.name} drains`, "It moves its connections to the others, and ends.");
+  }
+  if (node.nodes.length === 1) told("This node serves alone", "No other one goes on when it fails.");
+  if (node.freeLeases.length) told("Work that no node does", `${node.freeLeases.join(", ")}: one takes it within seconds, unless cluster.workers of each leaves it out.`);
+  if (node.latencySeconds > SLOW_S) told("The database is slow", `One commit takes ${milliseconds(node.latencySeconds)}: each acknowledgement waits for it.`);
+  if (node.oldestSnapshotSeconds > OLD_S) told("A transaction has been open for long", `${whole(Math.round(node.oldestSnapshotSeconds / 60))} minutes: until it ends, deleted rows keep their room in the database.`);
+  return found;
+}
+
+const milliseconds = (seconds) => `${shown(Math.round(seconds * 10000) / 10)} ms`;
+const behind = (one) => one.behindRows || one.behindChanges ? `${whole(one.behindRows)} messages, ${whole(one.behindChanges)} changes` : "–";
+
+function nodes(node) {
+  body.nodesBox.hidden = !node?.nodes.length;
+  if (body.nodesBox.hidden) return;
+  fill(body.nodes, h("table", { class: "cards" }, h("caption", { class: "unseen" }, "Nodes that serve together"),
+    heads("Node", "State", "Since", "Does for all", "Connections#", "Behind", "Commit#"), h("tbody", {}, node.nodes.map((one) => h("tr", {},
+      h("th", { scope: "row" }, one.name, one.name === node.name ? " (this one)" : ""),
+      h("td", { "data-label": "State" }, one.isDraining ? badge("drains") : one.heardSeconds > SILENT_S ? badge(`silent for ${whole(Math.round(one.heardSeconds))} s`, "bad") : badge("serves", "good")),
+      h("td", { "data-label": "Since" }, h("span", { title: `Trunkline ${one.version}, epoch ${one.epoch}, heard ${shown(one.heardSeconds)} s ago` }, time(one.since)), ` · epoch ${whole(one.epoch)}`),
+      h("td", { "data-label": "Does for all" }, one.leases.join(", ") || "–"),
+      h("td", { "data-label": "Connections", class: "size" }, whole(one.connections)),
+      h("td", { "data-label": "Behind" }, behind(one)),
+      h("td", { "data-label": "Commit", class: "size" }, milliseconds(one.latencySeconds)))))),
+  h("details", {}, h("summary", {}, "What each node has for itself"), h("ul", {}, node.apart.map((text) => h("li", {}, text)))));
 }
 
 function paint(data) {
@@ -52,8 +89,10 @@ function paint(data) {
       h("td", { "data-label": "State" }, one.problem ? badge(one.problem, "bad") : badge("listens", "good")),
       h("td", { "data-label": "Answers" }, Object.entries(one.answers).map(([code, times]) => `${code}: ${whole(times)}`).join(", ") || "–"))))));
   const node = data.node;
+  nodes(node);
   const several = node === null ? [] : [["This node", node.name], ["Take-overs of the lease", whole(node.leaseEpoch)], ["The lease lasts", `${shown(node.leaseLeftSeconds)} s`],
-    ["Stand by", node.standbys.join(", ") || "no node"], ["Latency of the database", `${shown(Math.round(node.latencySeconds * 10000) / 10)} ms`]];
+    ["Stand by", node.standbys.join(", ") || "no node", false], ["Latency of the database", milliseconds(node.latencySeconds), node.latencySeconds > SLOW_S],
+    ["Oldest transaction", `${shown(node.oldestSnapshotSeconds)} s`, node.oldestSnapshotSeconds > OLD_S]];
   fill(body.room, figures(["Engine", data.engine === "sqlite" ? "SQLite" : "PostgreSQL"], ...several, ["Store", fileSize(room.storeBytes)], ["Free on its disk", fileSize(room.availableBytes), room.fullOn !== null],
     ["Grows a day", room.bytesADay === null ? "too young to tell" : fileSize(room.bytesADay)], ["Retention", room.retentionDays ? `${whole(room.retentionDays)} days` : "keeps everything"],
     ["The disk is full", room.fullOn === null ? (room.bytesADay === null ? "too young to tell" : "not in sight") : fullTime(room.fullOn), room.fullOn !== null]), h("p", {}, `${room.sentence}.`),
@@ -102,10 +141,11 @@ async function load() {
   const { data } = await get("/operator/overview");
   if (!body) {
     const part = () => h("div");
-    body = { day: h("div", {}, h("p", { class: "hint" }, "The first curves appear after ten minutes: the service keeps a sample every five.")), alarms: part(), figures: part(), listeners: part(), room: h("div", { id: "room" }), consumers: h("div", { id: "consumers" }), doctor: h("div", { id: "doctor", "aria-busy": "true" }, h("p", { class: "skeleton" })),
+    body = { day: h("div", {}, h("p", { class: "hint" }, "The first curves appear after ten minutes: the service keeps a sample every five.")), alarms: part(), figures: part(), listeners: part(), nodes: part(), nodesBox: null, room: h("div", { id: "room" }), consumers: h("div", { id: "consumers" }), doctor: h("div", { id: "doctor", "aria-busy": "true" }, h("p", { class: "skeleton" })),
       numbers: part(), statistics: null };
     body.statistics = h("details", { id: "statistics" }, h("summary", {}, "Every statistic"), body.numbers);
-    fill(page, box("Now", body.alarms, body.figures), box("The last day", body.day), box("Listeners", body.listeners), box("Store and disk", body.room), box("Consumers of the log", body.consumers),
+    body.nodesBox = h("div", { id: "nodes", hidden: true }, box("Nodes", body.nodes));
+    fill(page, box("Now", body.alarms, body.figures), body.nodesBox, box("The last day", body.day), box("Listeners", body.listeners), box("Store and disk", body.room), box("Consumers of the log", body.consumers),
       box("Checks of the doctor", h("p", { class: "row" }, sameCommand("doctor")), body.doctor),
       box("Statistics", h("p", { class: "row" }, sameCommand("statistics"), button("Diagnostics file", (event) => attempt(async () => {
         const answer = await get("/operator/diagnostics");
