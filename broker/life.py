@@ -5,7 +5,7 @@ its statistics, so that none of the three can be forgotten.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Protocol
 
 import msgspec
@@ -26,6 +26,9 @@ class WorkerLease(Protocol):
 
     @property
     def is_held(self) -> bool: ...
+    @property
+    def is_leaving(self) -> bool: ...
+    def used(self) -> AbstractContextManager[None]: ...
     async def wait_gained(self) -> None: ...
     async def wait_lost(self) -> None: ...
 
@@ -41,6 +44,7 @@ class _Worker(msgspec.Struct, frozen=True):
     run: Run
     save: Save | None
     lease: WorkerLease | None
+    forget: Callable[[], None] | None
 
     async def run_while_held(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Run while the lease is held; start again when it is gained again."""
@@ -54,13 +58,25 @@ class _Worker(msgspec.Struct, frozen=True):
                     is_told = True
                     task_status.started()
                 await lease.wait_gained()
-            async with trio.open_nursery() as nursery:
-                await nursery.start(self.run)
-                if not is_told:
-                    is_told = True
-                    task_status.started()
-                await lease.wait_lost()
-                nursery.cancel_scope.cancel()
+            with lease.used():
+                async with trio.open_nursery() as nursery:
+                    await nursery.start(self.run)
+                    if not is_told:
+                        is_told = True
+                        task_status.started()
+                    await lease.wait_lost()
+                    nursery.cancel_scope.cancel()
+                await self._end(lease)
+
+    async def _end(self, lease: WorkerLease) -> None:
+        """Another node goes on: with what this one stores now, if it gives the lease away."""
+        try:
+            if self.save is not None and lease.is_leaving:
+                await self.save()
+        except StoreError as error:  # the other one computes the lost state again
+            _log.warning("state_not_saved", worker=self.name, reason=str(error))
+        if self.forget is not None:
+            self.forget()
 
 
 class Life:
@@ -121,6 +137,7 @@ class Life:
         *,
         lease: WorkerLease | None = None,
         save: Save | None = None,
+        forget: Callable[[], None] | None = None,
         statistics: Statistics | None = None,
     ) -> None:
         """Register a worker.
@@ -130,10 +147,12 @@ class Life:
             run: started by `running`, after the workers that were registered earlier.
             lease: the worker runs only while this is held.
             save: writes the state that the worker holds in memory; called once, after every worker has ended, unless
-                the lease is lost: another node has that state.
+                the lease is lost: another node has that state. Also when the worker has ended because its lease goes to
+                another node.
+            forget: called when the worker has ended because its lease is lost: what it holds in memory becomes old.
             statistics: reads the worker's statistics, without waiting.
         """
-        self._workers.append(_Worker(name, run, save, lease))
+        self._workers.append(_Worker(name, run, save, lease, forget))
         if statistics is not None:
             self.observe(name, statistics)
 

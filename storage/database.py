@@ -209,8 +209,9 @@ class _Work:
     """One `write` in its group, and its result or error."""
 
     run: Callable[[Transaction], Any]
-    #: Of an own work: whose transaction it is of.
+    #: Of an own work: whose transaction it is of; and whether rows that were appended with it are, too.
     held: HeldLease | None = None
+    binds_rows: bool = False
     #: The context variables of the task that asked for it (PEP 567): the work runs in the writer's thread.
     context: Context = field(default_factory=copy_context)
     result: Any = None
@@ -457,12 +458,13 @@ class Database:
     # them in their transaction. The works of `write` are serial: each reads, decides and writes as if it were alone.
     # Own works (`write_own`) are alone because only the holder of a lease writes what they write.
 
-    async def write_own(self, holder: Holder, work: Callable[[Transaction], T]) -> T:
-        """As `write`, for a work that only the holder of a lease may write.
+    async def write_own(self, holder: Holder, work: Callable[[Transaction], T], *, with_rows: bool = False) -> T:
+        """As `write`, for a work that only the holder of a lease may write. `with_rows`: so are rows that were appended
+        just before; without the lease nothing of their group is stored.
 
         Raises StaleLeaseError: another node has the lease. Nothing of the work is in the store.
         """
-        return await self._write(work, holder.held)
+        return await self._write(work, holder.held, binds_rows=with_rows)
 
     async def write(self, work: Callable[[Transaction], T]) -> T:
         """Run `work` in the next group commit; return what it returned once that is durable.
@@ -472,12 +474,14 @@ class Database:
         """
         return await self._write(work)
 
-    async def _write(self, work: Callable[[Transaction], T], held: HeldLease | None = None) -> T:
+    async def _write(
+        self, work: Callable[[Transaction], T], held: HeldLease | None = None, *, binds_rows: bool = False
+    ) -> T:
         if self._closed:
             raise StoreError("the store is closed")
         work = conditional(work)
         job, group = self.write_nowait(work), self.open_group
-        job.held = held
+        job.held, job.binds_rows = held, binds_rows
         await group.ended.wait()
         if group.error is not None and not job.is_saved:
             raise type(group.error)(str(group.error)) from group.error
@@ -749,6 +753,9 @@ class Database:
             connection.begin(write=True)
             if self._shared is not None:
                 told += self._others(transaction, group)
+            for job in works:
+                if job.binds_rows and job.held is not None:
+                    transaction.leases.require(job.held)
             if group.row_count:
                 group.base = log.append(group.encoded or group.messages, group.actions, group.failed, head=group.head)
             else:

@@ -147,11 +147,11 @@ class LeaseStore(Store):
             {"name": held.name, "node": held.node, "epoch": held.epoch},
         )
 
-    def note_version(self, held: HeldLease, version: str) -> None:
-        """A node begins, which has not reported yet."""
+    def note_version(self, held: HeldLease, version: str, report: str) -> None:
+        """A node begins. `report`: its first one."""
         self._db.execute(
-            f"UPDATE lease SET version = :version, report = NULL WHERE {_IS_HELD}",  # noqa: S608 - a constant
-            {"version": version, "name": held.name, "node": held.node, "epoch": held.epoch},
+            f"UPDATE lease SET version = :version, report = :report WHERE {_IS_HELD}",  # noqa: S608 - a constant
+            {"version": version, "report": report, "name": held.name, "node": held.node, "epoch": held.epoch},
         )
 
     def nodes(self) -> list[LeaseRecord]:

@@ -231,6 +231,13 @@ class RuleStore(Store):
         row = self._db.execute("SELECT * FROM rule_state WHERE rule = :rule", {"rule": rule}).one()
         return _state(row) if row else None
 
+    def states(self, rules: Collection[RuleKey]) -> list[RuleState]:
+        rows = self._db.execute(
+            f"SELECT * FROM rule_state WHERE rule IN ({self._db.numbers_in('rules')})",  # noqa: S608 - constants
+            {"rules": json.dumps(list(rules))},
+        )
+        return list(map(_state, rows))
+
     def begin_state(self, state: RuleState) -> None:
         """Replace the state of a rule: the rule is new, or restarts."""
         self._db.put_many("rule_state", _STATE, ("rule",), [_values(state)])

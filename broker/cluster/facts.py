@@ -72,6 +72,11 @@ class FactLog:
         self._heard = self._told = self._refused = 0
         self._failed: StoreError | None = None
         self._wanted = trio.Event()
+        self._refusers: list[Refuser] = []
+
+    def refuse_with(self, refuser: "Refuser") -> None:
+        """Have it say, of each commit that others have ended something before, why it is not stored."""
+        self._refusers.append(refuser)
 
     def open(self, database: Database, news: News) -> None:
         self._database, self._news = database, news
@@ -123,6 +128,11 @@ class FactLog:
         ):
             self._refused += 1
             return "a device has connected to another node, or has ended there: its messages are not stored"
+        told = [_decoded(fact) for fact in facts if fact.is_fencing and fact.kind in BY_NAME]
+        for refuser in self._refusers:
+            if (reason := refuser(group, told)) is not None:
+                self._refused += 1
+                return reason
         return None
 
     def _ended_by(self, facts: Sequence[FactRecord]) -> set[DeviceKey]:
@@ -208,6 +218,15 @@ class FactLog:
 
     def statistics(self) -> FactLogStatistics:
         return FactLogStatistics(self._heard, self._told, self._refused)
+
+
+#: Gets a commit, and what others have told before it: kinds that end something, with their keys.
+Refuser = Callable[[CommitGroup, Sequence[tuple[Any, Any]]], str | None]
+
+
+def _decoded(fact: FactRecord) -> tuple[Any, Any]:
+    kind = BY_NAME[fact.kind]
+    return kind, _decoder(kind.key_type).decode(fact.value)
 
 
 @cache

@@ -133,11 +133,13 @@ MODEL: Final = state("model", _model)
 #: The models of a rule were made or removed.
 RULE_MODELS: Final[NewsKind[RuleKey, None]] = NewsKind("models of a rule", RuleKey, is_state=True)
 #: A rule, by its key, and its state; None: it was removed.
-RULE: Final = state("rule", _rule)
+RULE: Final = state("rule", _rule, is_fencing=True)
+#: As `RULE`, of a rule that this node has compiled again, which says nothing to others.
+RULE_COMPILED: Final = state("rule compiled", _rule, is_own=True)
 #: A rule that runs could not do something.
 RULE_FAILED: Final = event("rule failed", RuleReported)
 #: A subscription; None: it was removed.
-SUBSCRIPTION: Final = state("subscription", _subscription)
+SUBSCRIPTION: Final = state("subscription", _subscription, is_fencing=True)
 REPLAYED: Final = event("notifications replayed", Replay)
 
 FACTS: Final[dict[type[Fact], NewsKind[Any, None]]] = {

@@ -6,6 +6,8 @@ those of the workers, and each of its transactions begins by checking that one. 
 a worker is a row of its own (broker/cluster/membership.py).
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
 
 import msgspec
@@ -77,6 +79,7 @@ class Lease:
         self._deadline = deadline or Deadline()
         self._row: HeldLease | None = None
         self._gained, self._lost = trio.Event(), trio.Event()
+        self._users, self._unused, self._is_leaving = 0, trio.Event(), False
         if is_held:
             self._gained.set()
 
@@ -87,7 +90,7 @@ class Lease:
     @property
     def held(self) -> HeldLease | None:
         """The row that a work of the holder is checked with; None: none. Raises StaleLeaseError: it is not held."""
-        if not self.is_held:
+        if not self.is_held and not self._is_leaving:
             raise StaleLeaseError(f"this node does not have the lease {self.name.value}")
         return self._row
 
@@ -103,6 +106,33 @@ class Lease:
         if self.is_held:
             self._gained = trio.Event()
             self._lost.set()
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Within the block a worker runs, or stores what it knows."""
+        self._users += 1
+        try:
+            yield
+        finally:
+            self._users -= 1
+            if not self._users:
+                self._unused.set()
+                self._unused = trio.Event()
+
+    @property
+    def is_leaving(self) -> bool:
+        """The workers end, and may still write: nobody else has it yet."""
+        return self._is_leaving
+
+    async def leave(self) -> None:
+        """Have the workers end and store what they know. Afterwards another node may have it."""
+        self._is_leaving = True
+        try:
+            self.lose()
+            while self._users:
+                await self._unused.wait()
+        finally:
+            self._is_leaving = False
 
     async def wait_gained(self) -> None:
         await self._gained.wait()

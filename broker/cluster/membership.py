@@ -1,7 +1,8 @@
 """A node among several that serve one store: its own lease, which says that it lives, and those of the workers.
 
 Each node renews its lease four times before it is over, by PostgreSQL's clock. When one is over, any other node buries
-it: the epoch grows, so nothing of it is stored any more, and its workers and connections are free. All nodes together
+it: the epoch grows, so nothing of it is stored any more, and its workers and connections are free. A node that has more
+of the workers than its share ends some: they store what they know, and another node takes the lease. All nodes together
 hold the lease of the whole daemon, so that none begins beside a daemon that serves alone.
 """
 
@@ -17,9 +18,10 @@ from msgspec.structs import replace
 
 from broker.cluster.fenced import FencedError, ReplacedError
 from broker.cluster.keeper import AWAY, AWAY_SECONDS, DAEMON, Candidate
-from broker.cluster.leases import LeaseName, Leases, NodeStatus
+from broker.cluster.leases import Lease, LeaseName, Leases, NodeStatus
 from broker.cluster.renewal import Overdue, RenewedDeadline, boot_seconds
 from broker.cluster.reports import LogHeads, NodeReport, NodeSeen, Report, report_of, seen
+from broker.cluster.shares import candidates_of, takers, to_give_away
 from storage.database import Database, Transaction
 from storage.lease_table import LeaseTable
 from storage.leases import NODE, HeldLease, LeaseRecord, LeaseStore
@@ -32,6 +34,8 @@ _LOOK_SECONDS: Final = 0.2
 _FORGET_SECONDS: Final = 60.0
 #: How many looks long a node leaves the part of another one to it.
 _PATIENT_LOOKS: Final = 3
+#: A lease that a node had to take back, because nobody else took it, stays for so long.
+_KEPT_SECONDS: Final = 60.0
 _log = structlog.get_logger(__name__)
 
 
@@ -46,19 +50,24 @@ class NodeMembership(RenewedDeadline):
         seconds: float,
         version: str,
         *,
+        works: Sequence[LeaseName] = tuple(LeaseName),
         now: Callable[[], float] = boot_seconds,
     ) -> None:
-        """Arguments as of `Keeper`. `version`: of this daemon."""
+        """Arguments as of `Keeper`. `version`: of this daemon. `works`: the leases that it may take."""
         super().__init__(node, seconds, now)
         self._table = table
         self._instance = instance
         self._version = version
         self._overdue = Overdue(now, seconds)
         self._found: LeaseRecord | None = None
+        self._works = tuple(one.value for one in works)
         self._free_for: dict[LeaseName, int] = {}  # looks since the lease was found free
         self._seen: tuple[NodeSeen, ...] = ()
         self._own = NodeReport()
         self._hurry = trio.Event()
+        self._known: frozenset[tuple[str, int]] = frozenset()  # the nodes of the last look, with their epochs
+        self._stays_until = 0.0  # no lease is given away before
+        self._given: dict[LeaseName, float] = {}  # when they were given away last
         self.shared: HeldLease | None = None
         #: Asked at each renewal.
         self.report: Report = lambda _heads: NodeReport()
@@ -91,7 +100,8 @@ class NodeMembership(RenewedDeadline):
         name = f"{NODE}{self.node}"
         held = await self._table.take(name, self.node, self._instance, self._seconds, is_over=lambda _former: True)
         assert held is not None, "no other node has this name"  # noqa: S101 - `take` replaces a node of the same name
-        await self._table.run(partial(_note, held, self._version))
+        report = msgspec.json.encode(NodeReport(self._seconds, works=self._works)).decode()
+        await self._table.run(partial(_note, held, self._version, report))
         await self.look()
         self.shared, self.held = shared, held
         self._note_renewed(asked)
@@ -158,6 +168,7 @@ class NodeMembership(RenewedDeadline):
             self.report(heads),
             lease_seconds=self._seconds,
             is_draining=self.is_draining,
+            works=self._works,
             latency_seconds=round(self._latency_seconds, 6),
         )
         report = msgspec.json.encode(self._own).decode()
@@ -233,20 +244,25 @@ class NodeMembership(RenewedDeadline):
         self,
         database: Database,
         leases: Leases,
-        workers: Sequence[LeaseName],
         buried: Callable[[], Awaitable[None]],
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Bury the nodes that are silent, and take the leases of workers that nobody has.
+        """Bury the nodes that are silent, take the leases of workers that nobody has, and give away those beyond the
+        share of this node.
 
         Args:
             database: of this node.
-            leases: this node gains them.
-            workers: the names of leases that it may take.
+            leases: this node gains and loses them.
             buried: called when a node was buried.
         """
-        task_status.started()
+        async with trio.open_nursery() as nursery:
+            task_status.started()
+            await self._look_forever(database, leases, buried, nursery)
+
+    async def _look_forever(
+        self, database: Database, leases: Leases, buried: Callable[[], Awaitable[None]], handing: trio.Nursery
+    ) -> None:
         outage, forget_at = Outage("nodes_not_looked_after"), 0.0
         while True:
             try:
@@ -255,9 +271,11 @@ class NodeMembership(RenewedDeadline):
                     if one.node != self.node and self._overdue.is_over(one):
                         await self._bury(one, database)
                         await buried()
-                if not self.is_draining:
-                    living = [one.node for one in nodes if one.seconds_left > 0 and not report_of(one).is_draining]
-                    await self._take_workers(living, leases, workers)
+                if self.is_draining:
+                    self._give_all_away(nodes, leases, handing)
+                else:
+                    await self._take_workers(nodes, leases)
+                    await self._give_away(nodes, leases, handing)
                 if self._now() >= forget_at:
                     await self._table.forget_old_facts()
                     forget_at = self._now() + _FORGET_SECONDS
@@ -272,21 +290,64 @@ class NodeMembership(RenewedDeadline):
         if await database.write(partial(_bury, record)):
             _log.warning("node_buried", node=record.node, epoch=record.epoch)
 
-    async def _take_workers(self, nodes: Sequence[str], leases: Leases, workers: Sequence[LeaseName]) -> None:
-        """Take what is free: this node's part at once, that of another one when it has not taken it for two looks."""
-        held = {one.name for one in await self._table.run(_of_workers)}
-        for number, name in enumerate(LeaseName):
+    async def _take_workers(self, nodes: Sequence[LeaseRecord], leases: Leases) -> None:
+        """Take what is free: this node's part at once, that of another one when it has not taken it for some looks."""
+        holders = await self._table.run(_holders)
+        wanted = takers(_NAMES, holders, candidates_of(nodes, _NAMES))
+        for name in LeaseName:
             lease = leases.of(name)
-            if name not in workers or lease.is_held or name.value in held:
+            if name.value not in self._works or lease.is_held or name.value in holders:
                 self._free_for.pop(name, None)
                 continue
             looks = self._free_for[name] = self._free_for.get(name, 0) + 1
-            if nodes and nodes[number % len(nodes)] != self.node and looks <= _PATIENT_LOOKS:
+            if wanted.get(name.value) != self.node and looks <= _PATIENT_LOOKS:
                 continue
             row = await self._table.run(partial(_take_worker, name.value, self.node, self._instance))
             if row is not None:
                 lease.gain(row)
                 _log.info("lease_gained", lease=name.value, epoch=row.epoch)
+
+    async def _give_away(self, nodes: Sequence[LeaseRecord], leases: Leases, handing: trio.Nursery) -> None:
+        """Give one lease away, if another node lacks it, and the same nodes have lived for as long as a lease lasts."""
+        living = frozenset((one.node, one.epoch) for one in nodes if one.seconds_left > 0)
+        if living != self._known:
+            self._known, self._stays_until = living, self._now() + self._seconds
+        if self._now() < self._stays_until:
+            return
+        holders = await self._table.run(_holders)
+        for name in to_give_away(self.node, _NAMES, holders, candidates_of(nodes, _NAMES)):
+            which = LeaseName(name)
+            if self._now() < self._given.get(which, -_KEPT_SECONDS) + _KEPT_SECONDS or not leases.of(which).is_held:
+                continue
+            self._given[which] = self._now()
+            self._stays_until = self._now() + self._seconds / 4
+            handing.start_soon(self._hand_on, leases.of(which))  # others are buried meanwhile
+            return
+
+    def _give_all_away(self, nodes: Sequence[LeaseRecord], leases: Leases, handing: trio.Nursery) -> None:
+        """Before this node ends: give away what others may take."""
+        works = frozenset[str]().union(*candidates_of(nodes, _NAMES).values())
+        for name in LeaseName:
+            if name.value in works and leases.of(name).is_held:
+                handing.start_soon(self._hand_on, leases.of(name))
+
+    async def _hand_on(self, lease: Lease) -> None:
+        """Have the workers of a lease end and store what they know; then another node may take it."""
+        held = lease.held
+        await lease.leave()
+        outage = Outage("lease_not_given_back")
+        while held is not None:
+            try:
+                await self._table.give_back(held)
+            except StoreError as error:
+                outage.failed(error)
+                await trio.sleep(AWAY_SECONDS)
+            else:
+                _log.info("lease_given_away", lease=lease.name.value, epoch=held.epoch)
+                return
+
+
+_NAMES: Final = tuple(one.value for one in LeaseName)
 
 
 def _nodes(leases: LeaseStore) -> list[LeaseRecord]:
@@ -298,17 +359,22 @@ def _seen(leases: LeaseStore) -> tuple[NodeSeen, ...]:
 
 
 def _of_workers(leases: LeaseStore) -> list[LeaseRecord]:
-    return leases.of_workers([name.value for name in LeaseName])
+    return leases.of_workers(_NAMES)
+
+
+def _holders(leases: LeaseStore) -> dict[str, str]:
+    """Who has the leases of workers that somebody has, by their names."""
+    return {one.name: one.node for one in _of_workers(leases)}
 
 
 def _take_worker(name: str, node: str, instance: str, leases: LeaseStore) -> HeldLease | None:
     return leases.take_worker(name, node, instance)
 
 
-def _note(held: HeldLease, version: str, leases: LeaseStore) -> None:
+def _note(held: HeldLease, version: str, report: str, leases: LeaseStore) -> None:
     """This node begins: what it held before has ended."""
     leases.free(held.node)
-    leases.note_version(held, version)
+    leases.note_version(held, version, report)
 
 
 def _bury(record: LeaseRecord, tx: Transaction) -> bool:

@@ -45,12 +45,14 @@ class NewsKind(Generic[K, C]):
     is_own: bool = False
 
 
-def state(name: str, read: Callable[[Transaction, K], C], *, is_fencing: bool = False) -> NewsKind[K, C]:
+def state(
+    name: str, read: Callable[[Transaction, K], C], *, is_fencing: bool = False, is_own: bool = False
+) -> NewsKind[K, C]:
     """A kind whose hearers get what `read` finds in the transaction of the change. Its annotations are the types."""
     hints = get_type_hints(read)
     content = hints.pop("return")
     _tx, key = hints.values()
-    return NewsKind(name, key, content, read, is_fencing=is_fencing, is_state=True)
+    return NewsKind(name, key, content, read, is_fencing=is_fencing, is_state=True, is_own=is_own)
 
 
 def event(name: str, key: type[K], *, is_fencing: bool = False, is_own: bool = False) -> NewsKind[K, None]:

@@ -20,6 +20,8 @@ class NodeReport(msgspec.Struct, frozen=True):
 
     lease_seconds: float = 0.0
     is_draining: bool = False
+    #: The leases of workers that it may take; None: all.
+    works: tuple[str, ...] | None = None
     #: Persistent connections of devices.
     connections: int = 0
     behind_rows: int = 0

@@ -94,6 +94,7 @@ class ManagementEngine:
             core.database, core.clock, self._waits, configurations, operations, core.site.image_root, self._stop_rollout
         )
         self._wakeup = Wakeup()
+        self._is_open = core.peers is None  # takes tasks
         self._nursery: trio.Nursery | None = None
         self._outage = Outage("task_not_saved")
         self._ended = dict.fromkeys(ENDED, 0)
@@ -127,7 +128,7 @@ class ManagementEngine:
     # Tasks
 
     def _task_added(self, _key: int, task: TaskRecord | None) -> None:
-        if task is not None:
+        if task is not None and self._is_open:
             self._added(task)
 
     def _added(self, task: TaskRecord) -> None:
@@ -212,7 +213,13 @@ class ManagementEngine:
 
     # The worker
 
+    def forget_all(self) -> None:
+        """Another node takes the tasks on."""
+        self._is_open = False
+        self._timers.clear()
+
     async def run_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        self._is_open = True
         await self._resume()
         async with trio.open_nursery() as nursery:
             self._nursery = nursery

@@ -51,7 +51,13 @@ async def open_device_management(
     reports = Reports(properties, messages.ingest)
     operations = Operations(objects, properties, reports)
     engine = ManagementEngine(core, devices.presence, configurations, properties, reports, operations)
-    core.life.worker("tasks", engine.run_forever, lease=core.leases.of(LeaseName.TASKS), statistics=engine.statistics)
+    core.life.worker(
+        "tasks",
+        engine.run_forever,
+        lease=core.leases.of(LeaseName.TASKS),
+        forget=engine.forget_all,
+        statistics=engine.statistics,
+    )
     return DeviceManagementRoom(
         objects=objects,
         configurations=configurations,

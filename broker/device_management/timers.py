@@ -39,6 +39,9 @@ class Timers:
         self._heap = [one for one in self._heap if self._waiting.get(one[2], (None,))[0] == one[1]]
         heapq.heapify(self._heap)
 
+    def clear(self) -> None:
+        self._waiting, self._heap = {}, []
+
     def __len__(self) -> int:
         return len(self._waiting)
 

@@ -7,7 +7,7 @@ syncs it, then the progress is saved. After a restart the worker goes on after t
 
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -110,10 +110,10 @@ class Exports:
     _clock: Clock
     _planner: Planner
     _files: Files
+    _wakeup: Wakeup = field(default_factory=Wakeup)
 
     def __post_init__(self) -> None:
         self._files.adopts(FOLDER, _with_archive)
-        self._wakeup = Wakeup()
         self._nursery: trio.Nursery | None = None
         #: The owners one of whose exports is written now; and when an export of each was begun last.
         self._at_work: set[_Owner] = set()

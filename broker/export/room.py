@@ -1,6 +1,7 @@
 """Builds exports."""
 
 from broker.accounts.room import AccountsRoom
+from broker.cluster.knock import Knock
 from broker.cluster.leases import LeaseName
 from broker.core import Core
 from broker.device_types.room import DeviceTypesRoom
@@ -22,7 +23,16 @@ async def open_export(
     trials: TrialsRoom,
 ) -> Exports:
     planner = Planner(accounts.users, devices.registry, device_types.catalog, accounts.permissions, trials.exports)
-    exports = Exports(core.database, devices.registry, messages.mids, mails, core.clock, planner, core.files)
+    exports = Exports(
+        core.database,
+        devices.registry,
+        messages.mids,
+        mails,
+        core.clock,
+        planner,
+        core.files,
+        Knock(core, LeaseName.UPKEEP, "exports"),
+    )
     accounts.application_ends.ends("export", exports.end_all_of_application)
     core.life.worker(
         "exports", exports.work_forever, lease=core.leases.of(LeaseName.UPKEEP), statistics=exports.statistics

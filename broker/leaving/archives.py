@@ -69,14 +69,16 @@ class ArchiveStatistics(msgspec.Struct, frozen=True):
 class Archives:
     """The caller of a method has checked that the user asks."""
 
-    def __init__(self, database: Database, devices: Devices, mids: Mids, clock: Clock, files: Files) -> None:
+    def __init__(
+        self, database: Database, devices: Devices, mids: Mids, clock: Clock, files: Files, wakeup: Wakeup
+    ) -> None:
         self._database = database
         self._devices = devices
         self._mids = mids
         self._clock = clock
         self._files = files
         files.adopts(_FOLDER, lambda tx: tx.user_archives.sizes(ArchiveStatus.SUCCESS))
-        self._wakeup = Wakeup()
+        self._wakeup = wakeup
         self._finished = self._failed = 0
 
     async def ask(self, user: UserRecord) -> ArchiveRecord:

@@ -50,11 +50,11 @@ class _Stages(msgspec.Struct, frozen=True, eq=False):
 class Leaving:
     """The caller of a method has checked who may delete the user."""
 
-    def __init__(self, database: Database, tokens: Tokens, erasing: Erasing) -> None:
+    def __init__(self, database: Database, tokens: Tokens, erasing: Erasing, wakeup: Wakeup) -> None:
         self._database = database
         self._tokens = tokens
         self._erasing = erasing
-        self._wakeup = Wakeup()
+        self._wakeup = wakeup
         self._waiting: list[_Stages] = []
         self._is_log_clean = True
         self._under_way = self._deleted = 0
@@ -104,11 +104,21 @@ class Leaving:
             await self._tokens.change(work)
             self._wakeup.set()
             if until_gone:
-                await stages.gone.wait()
+                await self._wait_gone(stages)
             with trio.move_on_after(_PATIENCE_SECONDS):
                 await stages.unseen.wait()
         finally:
             self._waiting.remove(stages)
+
+    async def _wait_gone(self, stages: _Stages) -> None:
+        """Another node may do the work."""
+        while not stages.gone.is_set():
+            leaving = await self._database.read(lambda tx: tx.leaving.all())
+            if all(one.user != stages.user for one in leaving):
+                stages.unseen.set()
+                return
+            with trio.move_on_after(_RETRY_SECONDS):
+                await stages.gone.wait()
 
     async def _work(self) -> bool:
         """Whether something is left to do."""

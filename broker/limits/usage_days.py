@@ -1,6 +1,7 @@
 """Daily usage of organizations, for charts (reference 21.2). It is noted every minute, and at the end."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -12,6 +13,7 @@ from broker.loops import Loop
 from storage.database import Database, Transaction
 from storage.keys import OrganizationKey
 from storage.leases import Holder
+from storage.sql import StaleLeaseError
 
 KEPT_DAYS: Final = 400
 SHOWN_DAYS: Final = 31
@@ -54,7 +56,8 @@ class UsageDays:
 
     async def of(self, organization: OrganizationKey) -> list[DayUsage]:
         """The last 31 days with today, oldest first."""
-        await self.note()
+        with suppress(StaleLeaseError):  # another node saves them
+            await self.note()
         today_ms, _ = utc_day(self._clock.now_ms())
         first_ms = today_ms - (SHOWN_DAYS - 1) * _DAY_MS
         since_ms = first_ms - SHOWN_DAYS * _DAY_MS  # so that the first day has the one before it

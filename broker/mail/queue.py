@@ -175,9 +175,15 @@ class Mails:
         self._token = trio.lowlevel.current_trio_token()
         self._transport = transport
         task_status.started()
-        await Loop(
-            partial(self._deliver_next, transport), at_once=True, failure="mails_not_read", retry_seconds=_STORE_SECONDS
-        ).run()
+        try:
+            await Loop(
+                partial(self._deliver_next, transport),
+                at_once=True,
+                failure="mails_not_read",
+                retry_seconds=_STORE_SECONDS,
+            ).run()
+        finally:
+            self._token = None  # others tell who sends from now on
 
     async def _deliver_next(self, transport: MailTransport) -> bool:
         await trio.sleep_until(self._paused_until)

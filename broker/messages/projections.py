@@ -162,12 +162,8 @@ class Projector:
         if self._lease.held is None:
             await self.project_forever(task_status=task_status)
             return
-        try:
-            await self._begin_anew()
-            await self.project_forever(task_status=task_status)
-        finally:
-            if not self._is_held():
-                self._forget_all()
+        await self._begin_anew()
+        await self.project_forever(task_status=task_status)
 
     async def note_others_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """While another node projects: reads begin where the store is whole."""
@@ -191,14 +187,15 @@ class Projector:
         async with self._working:
             while True:
                 try:
-                    self._forget_all()
+                    self.forget_all()
                     await self.resume()
                 except StoreError:
                     await trio.sleep(_RETRY_SECONDS)
                 else:
                     return
 
-    def _forget_all(self) -> None:
+    def forget_all(self) -> None:
+        """Another node has the folds."""
         for folds in self._folds.values():
             folds.leave_tally()
         self._folds, self._unwritten, self._position = {}, {}, self._written

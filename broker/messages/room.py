@@ -64,6 +64,7 @@ async def open_messages(core: Core, devices: DevicesRoom, limits: LimitsRoom) ->
         projector.run_forever,
         lease=core.leases.of(LeaseName.FOLDS),
         save=projector.save,
+        forget=projector.forget_all,
         statistics=projector.statistics,
     )
     if core.peers is not None:
@@ -83,7 +84,7 @@ async def open_messages(core: Core, devices: DevicesRoom, limits: LimitsRoom) ->
     life.worker(
         "index",
         EntryMerger(database, core.leases.of(LeaseName.FOLDS)).merge_forever,
-        lease=core.leases.of(LeaseName.UPKEEP),
+        lease=core.leases.of(LeaseName.FOLDS),
     )
     heavy_reads = HeavyReads(database)
     claims = UnprovedClaims(devices.registry, ingest.refused, clock)

@@ -22,7 +22,16 @@ async def open_models(
 ) -> ModelsRoom:
     """`learner` trains the models; None: processes of this daemon do."""
     shelf, learner = Shelf(), learner or ProcessLearner()
-    training = Training(core.database, core.clock, core.router, core.news, devices.registry, learner, shelf)
+    training = Training(
+        core.database,
+        core.leases.of(LeaseName.MODELS),
+        core.clock,
+        core.router,
+        core.news,
+        devices.registry,
+        learner,
+        shelf,
+    )
     models = Models(
         core.database,
         core.clock,
@@ -35,7 +44,7 @@ async def open_models(
     )
     accounts.claims.ends("Models", models.end_all_of)
     accounts.application_ends.ends("model", models.end_all_of_application)
-    core.life.worker("model checks", training.check_forever, lease=core.leases.of(LeaseName.MODELS))
+    core.life.worker("model checks", training.check_forever)
     core.life.worker(
         "models", training.train_forever, lease=core.leases.of(LeaseName.MODELS), statistics=training.statistics
     )

@@ -22,6 +22,7 @@ from broker.models.state import TrainingJob
 from config.limits import MODEL_RETRY_SECONDS, MODEL_VALUES_MIN
 from storage.database import Database, Transaction
 from storage.keys import DeviceKey, Milliseconds, RuleKey, UserKey
+from storage.leases import Holder
 from storage.models import ModelRecord
 from storage.sql import StoreError
 
@@ -73,6 +74,7 @@ class Training:
     def __init__(
         self,
         database: Database,
+        lease: Holder,
         clock: Clock,
         router: Router,
         news: News,
@@ -81,6 +83,7 @@ class Training:
         shelf: Shelf,
     ) -> None:
         self._database = database
+        self._lease = lease
         self._clock = clock
         self._devices = devices
         self._learner = learner
@@ -224,7 +227,7 @@ class Training:
             )
             tx.tell(MODEL, record.id)
 
-        await self._database.write(work)
+        await self._database.write_own(self._lease, work)
         now = await self._database.read(lambda tx: tx.models.by_id(record.id))
         if now is not None:
             await self.checked(now)  # a source may be gone

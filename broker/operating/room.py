@@ -43,7 +43,7 @@ async def open_operating(
 ) -> OperatingRoom:
     settings = core.settings
     backups = Backups(core.clock, core.router, core.audit, settings.backup_dir, settings.console.keep_backups)
-    core.life.worker("backups", backups.work_forever, lease=core.leases.of(LeaseName.UPKEEP))
+    core.life.worker("backups", backups.work_forever)
     progress = ProgressFeed(
         core.database, core.clock, core.router, accounts, device_types.catalog, subscriptions.subscriptions
     )

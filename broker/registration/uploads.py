@@ -15,16 +15,13 @@ import trio
 from msgspec.structs import replace
 
 from broker.clock import Clock
-from broker.cluster.kinds import WORK_WAITS, publish
-from broker.cluster.leases import Lease
-from broker.cluster.news import News
+from broker.cluster.kinds import publish
 from broker.facts import UploadProgressed
 from broker.loops import Loop, Wakeup
 from config.limits import APPROVED_ROWS_MAX
 from storage.database import Database, Transaction
 from storage.records import ApprovedUploadRecord
 
-_WORKER: Final = "approved lists"
 #: They take 5 ms of the writer, in which nobody else writes.
 _ROWS_AT_ONCE: Final = 200
 _STORE_SECONDS: Final = 5.0
@@ -67,11 +64,10 @@ class UploadStatistics(msgspec.Struct, frozen=True):
 class Uploads:
     """The worker. Call `wake` when there is a new upload."""
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: Database, clock: Clock, wakeup: Wakeup | None = None) -> None:
         self._database = database
         self._clock = clock
-        self._wakeup = Wakeup()
-        self._lease: Lease | None = None  # of several nodes
+        self._wakeup = wakeup or Wakeup()
         self._rows: tuple[int, list[str]] = 0, []  # of the upload with this key, whose turn it was last
         self._served: dict[int, int] = {}  # by organization: the turn that it had last
         self._files = self._refused = self._taken = self._rejected = 0
@@ -86,17 +82,6 @@ class Uploads:
 
     def wake(self) -> None:
         self._wakeup.set()
-        if self._lease is not None and not self._lease.is_held:
-            self._database.write_nowait(lambda tx: tx.tell(WORK_WAITS, _WORKER))
-
-    def share(self, lease: Lease, news: News) -> None:
-        """Other nodes take uploads, too, and the one that has the lease works on them."""
-        self._lease = lease
-        news.listen_elsewhere(WORK_WAITS, self._waits)
-
-    def _waits(self, worker: str, _content: None) -> None:
-        if worker == _WORKER:
-            self._wakeup.set()
 
     async def _process_next(self) -> bool:
         waiting = await self._database.read(lambda tx: tx.approved_lists.next_uploads())

@@ -8,7 +8,8 @@ import msgspec
 import trio
 
 from broker.accounts.room import AccountsRoom
-from broker.cluster.kinds import RULE
+from broker.cluster.kinds import RULE, RULE_COMPILED
+from broker.cluster.knock import Knock
 from broker.cluster.leases import LeaseName
 from broker.core import Core
 from broker.device_types.room import DeviceTypesRoom
@@ -71,23 +72,29 @@ async def open_rules(
     database, clock, life, router = core.database, core.clock, core.life, core.router
     models = ConditionModels(of_models.models)
     lease = core.leases.of(LeaseName.RULES)
-    index, loops, queue = RuleIndex(devices.registry), LoopGuard(), RequestQueue(database, lease, clock)
+    index, loops = RuleIndex(devices.registry), LoopGuard()
+    queue = RequestQueue(database, lease, clock, Knock(core, LeaseName.RULES, "rule requests"))
     evaluator = Evaluator(database, devices.registry, index, models, loops)
     sending = RuleSender(database, devices.registry, device_types.catalog, messages.ingest, mails, queue, loops)
-    engine = RuleEngine(database, lease, clock, router, core.news, index, evaluator, sending, queue)
+    engine = RuleEngine(
+        database, lease, clock, router, core.news, index, evaluator, sending, queue, core.peers, messages.follower
+    )
     names = NameResolver(devices.registry, device_types.catalog, accounts.permissions)
     loader = RuleLoader(database, clock, accounts.permissions, names, engine, models, mails)
     core.news.listen(RULE, loader.changed)
+    core.news.listen(RULE_COMPILED, loader.changed)
     rulebook = Rulebook(database, clock, accounts.permissions, names, loader, models)
     accounts.claims.ends("Rules", rulebook.end_all_of)
     accounts.application_ends.ends("rule", rulebook.end_all_of_application)
-    invalidation = RuleInvalidator(database, router, loader, index, evaluator)
+    invalidation = RuleInvalidator(database, router, loader, index, evaluator, lambda: engine.is_open)
     loader.set_compiler(invalidation.compile)
-    await loader.load_all()
-    await engine.resume()
+    if core.peers is None:
+        await loader.load_all()
+        await engine.resume()
 
     async def run(*, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        if lease.held is not None:  # another node may have compiled what this one has not
+        if core.peers is not None:  # another node has run them
+            engine.open()
             await _settled(loader.load_all)
         await engine.run_forever(task_status=task_status)
 
@@ -96,6 +103,7 @@ async def open_rules(
         run,
         lease=lease,
         save=engine.save,
+        forget=engine.forget_all,
         statistics=engine.statistics,
     )
     life.worker(

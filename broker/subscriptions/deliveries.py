@@ -115,6 +115,12 @@ class DeliveryWorkers:
         # Subscriptions that fell behind follow later: the reader goes on from where it was for the others.
         await self.open_new()
 
+    def forget_all(self) -> None:
+        """Another node delivers."""
+        self._reader.forget_all()
+        self._sender.forget_all()
+        self._to_open = {one.key: one for one in self._subscriptions.all() if one.record.status in COLLECTING}
+
     async def open_new(self) -> None:
         """Open the outlets of subscriptions that collect from now on. Raises StoreError."""
         opening = dict(self._to_open)

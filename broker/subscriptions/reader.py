@@ -135,6 +135,12 @@ class Reader:
             self._to_look_at[outlet] = None
             self._wakeup.set()
 
+    def forget_all(self) -> None:
+        """Another node reads."""
+        for outlet in list(self._outlets):
+            self.remove(outlet.key)
+        self._to_look_at, self._later, self._behind = {}, [], {}
+
     # Reading
 
     async def read_forever(self) -> None:

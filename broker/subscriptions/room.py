@@ -121,6 +121,7 @@ async def open_subscriptions(
         deliveries.run_forever,
         lease=lease,
         save=deliveries.save,
+        forget=deliveries.forget_all,
         statistics=deliveries.statistics,
     )
     return SubscriptionsRoom(subscriptions, endings, log, signers, deliveries, sender)

@@ -109,6 +109,12 @@ class NotificationSender:
             tasks.start_soon(self._retry_forever)
             task_status.started()
 
+    def forget_all(self) -> None:
+        """Another node sends. What became of the last attempts is stored, or they are made again."""
+        self._tasks = None
+        self._under_way.clear()
+        self._settled, self._failing, self._with_room = {}, {}, {}
+
     # Attempts
 
     def send(self, formed: Sequence[Formed]) -> None:

@@ -15,7 +15,7 @@ import structlog
 import trio
 
 from broker.cluster.keeper import AWAY, AWAY_SECONDS, DAEMON, Keeper
-from broker.cluster.leases import Leases
+from broker.cluster.leases import LeaseName, Leases
 from broker.cluster.membership import SEVERAL, NodeMembership
 from config.settings import Settings
 from protocols.errors import ListenerError, StateError
@@ -111,7 +111,8 @@ async def serving_together(
     """
     cluster = reloading.settings.cluster
     async with _leases_of(engine, cluster.name) as table:
-        member = NodeMembership(table, cluster.name, engine.instance, cluster.lease_seconds, VERSION)
+        works = [one for one in LeaseName if {"all", one.value} & cluster.may_do]
+        member = NodeMembership(table, cluster.name, engine.instance, cluster.lease_seconds, VERSION, works=works)
 
         async def join(waiting: _Waiting) -> "Sequence[HeldLease]":
             await _upgrade_alone(engine, Keeper(table, cluster.name, engine.instance, cluster.lease_seconds), waiting)

@@ -1,16 +1,20 @@
 """Which of several nodes does what one of them does for all, and that a former holder stores nothing more."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 import trio
 
 from broker.cluster.fenced import FencedError
-from broker.cluster.leases import LeaseName, Leases
+from broker.cluster.leases import Lease, LeaseName, Leases
 from broker.cluster.membership import NodeMembership
+from broker.life import Life
 from storage.database import Database, Transaction
 from storage.engines.postgresql import PostgresqlEngine
-from storage.keys import DeviceKey
+from storage.journal import Journal
+from storage.keys import DeviceKey, Milliseconds, Position
 from storage.lease_table import LeaseTable
 from storage.leases import LeaseStore
 from storage.sql import StaleLeaseError, StoreError
@@ -33,23 +37,48 @@ class Waiting:
 
 
 class Member:
-    def __init__(self, name: str, database: str, *, version: str = "1", seconds: float = 3600) -> None:
-        self.name = name
+    def __init__(
+        self,
+        name: str,
+        database: str,
+        *,
+        version: str = "1",
+        seconds: float = 3600,
+        works: Sequence[LeaseName] = tuple(LeaseName),
+    ) -> None:
+        self.name, self.time = name, 0.0
         self.engine = PostgresqlEngine(server().target(database))
         self.table = LeaseTable(self.engine, end_sessions=self.engine.end_sessions)
-        self.member = NodeMembership(self.table, name, self.engine.instance, seconds, version)
+        self.member = NodeMembership(
+            self.table, name, self.engine.instance, seconds, version, works=works, now=self.now
+        )
         self.leases = Leases(self.member, are_held=False)
         self.database = Database(self.engine)
+
+    def now(self) -> float:
+        return self.time
 
     async def begin(self, nursery: trio.Nursery) -> None:
         self.engine.fence_with(*await self.member.join(Waiting()))
         await self.database.open()
         await nursery.start(self.database.commit_forever)
 
-    async def look(self, *names: LeaseName) -> set[str]:
+    async def look(self) -> set[str]:
         """Look at the leases once, which this node may take; return its own ones."""
         nodes = await self.table.run(lambda leases: leases.nodes())
-        await self.member._take_workers([one.node for one in nodes], self.leases, names or tuple(LeaseName))
+        await self.member._take_workers(nodes, self.leases)
+        return self.held()
+
+    async def give(self, seconds: float = 0) -> set[str]:
+        """So much later, give one away that others lack."""
+        self.time += seconds
+        nodes = await self.table.run(lambda leases: leases.nodes())
+        before = self.held()
+        async with trio.open_nursery() as nursery:
+            await self.member._give_away(nodes, self.leases, nursery)
+        return before - self.held()
+
+    def held(self) -> set[str]:
         return {name.value for name in LeaseName if self.leases.of(name).is_held}
 
 
@@ -60,16 +89,24 @@ async def database() -> AsyncIterator[str]:
     server().drop(name)
 
 
+@asynccontextmanager
+async def _begun(nursery: trio.Nursery, *members: Member) -> AsyncIterator[None]:
+    for one in members:
+        await one.begin(nursery)
+    try:
+        yield
+    finally:
+        nursery.cancel_scope.cancel()
+        with trio.CancelScope(shield=True):
+            for one in members:
+                await one.table.close()
+
+
 @pytest.fixture
 async def both(database: str, nursery: trio.Nursery) -> AsyncIterator[tuple[Member, Member]]:
     a, b = Member("a", database), Member("b", database)
-    for one in (a, b):
-        await one.begin(nursery)
-    yield a, b
-    nursery.cancel_scope.cancel()
-    with trio.CancelScope(shield=True):
-        for one in (a, b):
-            await one.table.close()
+    async with _begun(nursery, a, b):
+        yield a, b
 
 
 async def test_nodes_that_begin_together_share_the_leases_by_name(both: tuple[Member, Member]) -> None:
@@ -79,24 +116,96 @@ async def test_nodes_that_begin_together_share_the_leases_by_name(both: tuple[Me
     assert of_b == {"rules", "mails", "connectors", "upkeep"}
 
 
-async def test_a_node_takes_what_another_one_may_not(both: tuple[Member, Member]) -> None:
+async def test_a_node_takes_what_another_one_may_not(database: str, nursery: trio.Nursery) -> None:
+    a, b = (
+        Member("a", database, works=[LeaseName.RULES]),
+        Member("b", database, works=[LeaseName.FOLDS, LeaseName.MAILS]),
+    )
+    async with _begun(nursery, a, b):
+        assert (await a.look(), await b.look()) == ({"rules"}, {"folds", "mails"})
+
+
+async def _all_held(member: Member) -> None:
+    """The other node does not look yet."""
+    for _ in range(6):
+        await member.look()
+    assert len(member.held()) == len(LeaseName)
+
+
+async def test_a_node_that_joins_gets_its_share_and_then_none_moves(both: tuple[Member, Member]) -> None:
     a, b = both
-    for _ in range(5):
-        of_a, of_b = await a.look(LeaseName.RULES), await b.look(LeaseName.FOLDS, LeaseName.MAILS)
-    assert (of_a, of_b) == ({"rules"}, {"folds", "mails"})
+    await _all_held(a)
+    assert not await a.give()  # the nodes may be about to change
+    moved: list[str] = []
+    for _ in range(12):
+        if given := await a.give(a.member._seconds):
+            moved += given
+            assert given <= await b.look()
+            assert not given & await a.look()
+        assert not await b.give(b.member._seconds)
+    assert (len(moved), len(a.held()), len(b.held())) == (4, 4, 4)
 
 
-def _noted(tx: Transaction) -> None:
-    tx.messages.set_counter("noted", 1)
+async def test_a_lease_that_nobody_takes_comes_back_and_stays_for_a_while(both: tuple[Member, Member]) -> None:
+    a, b = both
+    await _all_held(a)
+    await a.give()
+    given = await a.give(a.member._seconds)
+    assert given
+    await _all_held(a)
+    a.member._stays_until = 0.0
+    another = await a.give(1)
+    assert another
+    assert another != given
+    assert not b.held()
+
+
+async def test_a_worker_stores_what_it_knows_before_another_node_begins(both: tuple[Member, Member]) -> None:
+    a, b = both
+    began = list[str]()
+    life = Life(), Life()
+    for member, of_it in zip(both, life, strict=True):
+        lease = member.leases.of(LeaseName.FOLDS)
+
+        async def run(member: Member = member, *, task_status: trio.TaskStatus[None]) -> None:
+            number = await member.database.read(lambda tx: tx.messages.counter("noted"))
+            began.append(f"{member.name} {number}")
+            task_status.started()
+            await trio.sleep_forever()
+
+        async def save(member: Member = member, lease: Lease = lease) -> None:
+            await member.database.write_own(lease, lambda tx: _noted(tx, int(began[-1].split()[1]) + 1))
+
+        of_it.worker("counts", run, lease=lease, save=save, forget=partial(began.append, f"{member.name} ends"))
+    async with life[0].running(), life[1].running():
+        await a.look()
+        await _wait_for("a 0", began)
+        for giver, taker, expected in ((a, b, "b 1"), (b, a, "a 2")):
+            await giver.member._hand_on(giver.leases.of(LeaseName.FOLDS))
+            for _ in range(6):
+                await taker.look()
+            await _wait_for(expected, began)
+    assert began[:5] == ["a 0", "a ends", "b 1", "b ends", "a 2"]
+
+
+async def _wait_for(expected: str, began: list[str]) -> None:
+    with trio.fail_after(10):
+        while expected not in began:  # noqa: ASYNC110 - a worker of a Life begins by itself
+            await trio.sleep(0.01)
+
+
+def _noted(tx: Transaction, number: int = 1) -> None:
+    tx.messages.set_counter("noted", number)
 
 
 async def _replaced(both: tuple[Member, Member]) -> Member:
     """The first node, whose folds the second one has taken over without its knowledge."""
     a, b = both
-    assert await a.look(LeaseName.FOLDS) == {"folds"}
+    await a.look()
+    assert a.leases.of(LeaseName.FOLDS).is_held
     await b.table.run(lambda leases: leases.free("a"))
     for _ in range(5):
-        await b.look(LeaseName.FOLDS)
+        await b.look()
     assert b.leases.of(LeaseName.FOLDS).is_held
     return a
 
@@ -106,6 +215,16 @@ async def test_a_former_holder_stores_nothing(both: tuple[Member, Member]) -> No
     with pytest.raises(StaleLeaseError):
         await former.database.write_own(former.leases.of(LeaseName.FOLDS), _noted)
     assert await former.database.read(lambda tx: tx.messages.counter("noted")) == 0
+
+
+async def test_rows_that_only_the_holder_may_write_are_not_stored_by_a_former_one(both: tuple[Member, Member]) -> None:
+    """As the Actions of rules, which are in the commit of the rules' states."""
+    former = await _replaced(both)
+    journal = Journal(former.database, head=Position(0))
+    journal.append_message(DEVICE, Milliseconds(1), Milliseconds(1), 1, "{}")
+    with pytest.raises(StaleLeaseError):
+        await former.database.write_own(former.leases.of(LeaseName.FOLDS), _noted, with_rows=True)
+    assert not await former.database.read(lambda tx: tx.messages.after(Position(0)))
 
 
 async def test_a_lease_without_a_check_of_its_epoch_is_found(

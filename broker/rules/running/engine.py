@@ -3,6 +3,9 @@
 The states of the rules, the position in the log and the resulting Actions commit together, so that after a crash no
 rule triggers twice and none is missed. Rows wait in a bounded queue; when it overflows, they are read from the log.
 Nobody waits for the engine: a message is acknowledged when it is stored.
+
+Where several nodes serve, the one with the lease knows the rules. It may hear of a rule after it has evaluated messages
+that came behind it: then it goes back for this rule alone, and the state of the rule tells how far it has come.
 """
 
 from collections import OrderedDict, deque
@@ -17,17 +20,19 @@ import trio
 
 from broker.accounts.permissions import Reach
 from broker.clock import Clock
-from broker.cluster.kinds import RULE_FAILED, publish
+from broker.cluster.facts import FactLog
+from broker.cluster.kinds import RULE, RULE_FAILED, publish
 from broker.cluster.news import News
 from broker.facts import FactPhase, MessagesStored, Router, RuleReported
 from broker.loops import Wakeup
+from broker.messages.follower import LogFollower
 from broker.rules.language.rule import CompiledRule
 from broker.rules.running.evaluator import Evaluator, PendingEffects
-from broker.rules.running.index import RuleIndex, RunningRule, remembered
+from broker.rules.running.index import RuleIndex, RunningRule
 from broker.rules.sending.requests import RequestQueue
 from broker.rules.sending.sender import FiringProblem, RuleSender
 from config.limits import RULE_LOG_ROWS
-from storage.database import Database, Transaction
+from storage.database import CommitGroup, Database, Transaction
 from storage.keys import Milliseconds, Position, RuleKey
 from storage.leases import Holder
 from storage.outages import Outage
@@ -46,6 +51,8 @@ _RETRY_SECONDS: Final = 1.0
 _CAUGHT_UP_MS: Final = 60_000
 _TOLD_MAX: Final = 10_000
 _TOLD_MS: Final = 1_000
+#: Of several nodes: so long after a moment the messages that others have received by then are stored, and are here.
+_OF_OTHERS_MS: Final = Milliseconds(500)
 
 _log = structlog.get_logger(__name__)
 
@@ -75,6 +82,9 @@ class RuleEngine:
     _evaluator: Evaluator
     _sending: RuleSender
     _requests: RequestQueue
+    #: Hear of the others, and publish their rows; None: no other node writes.
+    _peers: FactLog | None = None
+    _follower: LogFollower | None = None
 
     def __post_init__(self, news: News) -> None:
         self._held: deque[MessageRow] = deque()
@@ -85,33 +95,93 @@ class RuleEngine:
         self._outage = Outage("rule_problem_not_saved")
         self._saved_at = 0
         self._must_restore = False
+        self._is_open = self._peers is None  # takes rules
+        self._is_placed = False  # knows the common position
+        self._late: dict[RuleKey, RunningRule] = {}  # rules for which it has to go back
+        self._common = Position(0)  # all rules have come to here, but for those that are behind
+        self._has_behind = False
+        self._bound: tuple[CommitGroup, Sequence[RunningRule]] | None = None  # the last commit, and what triggered
         self._wakeup = Wakeup()
         self._told: OrderedDict[tuple[str, str, str], int] = OrderedDict()
         self._triggered = self._actions = self._problems = self._stopped = 0
         self._router.subscribe(MessagesStored, self._messages_stored, FactPhase.EFFECT)
         news.listen(RULE_FAILED, self._rule_failed)
+        if self._peers is not None:
+            self._peers.refuse_with(self._changed_meanwhile)
 
     # Rules
 
+    @property
+    def is_open(self) -> bool:
+        return self._is_open
+
+    def open(self) -> None:
+        """Take rules from now on: this node runs them, and is about to load all."""
+        self.forget_all()
+        self._is_open = True
+
+    def forget_all(self) -> None:
+        """Another node runs the rules."""
+        self._is_open = self._is_placed = False
+        for running in list(self._index):
+            self.remove(running.key)
+        self._late.clear()
+        self._evaluator.forget()
+        self._held, self._follows, self._is_whole = deque(), False, False
+
+    def _changed_meanwhile(self, group: CommitGroup, told: Sequence[tuple[object, object]]) -> str | None:
+        """A rule that has triggered in this commit was changed or removed before it."""
+        if self._bound is None or self._bound[0] is not group:
+            return None
+        changed = {key for kind, key in told if kind is RULE}
+        if any(one.key in changed and not self._index.has(one) for one in self._bound[1]):
+            return "a rule that has triggered was changed on another node"
+        return None
+
     def begin(self, record: RuleRecord, rule: CompiledRule, reach: Reach, state: RuleState) -> None:
         """Run a rule from now on, in place of the one with its key; or, as its record says, do not run it."""
-        known = self._index.get(record.key)
+        if not self._is_open:
+            return
+        known = self._late.get(record.key) or self._index.get(record.key)
         if not record.runs:
             self.remove(record.key)
             return
-        if known is not None and known.revision == record.revision:
-            state = known.state  # newer than the stored one
+        is_known = known is not None and known.revision == record.revision
+        if known is not None and is_known:
+            state = known.state(known.behind)  # newer than the stored one
         running = RunningRule.made(record, rule, reach, state)
-        if not self._index:
-            self._held.clear()
-            self._follows, self._evaluator.position = True, max(self._evaluator.position, running.since)
-        self._index.put(running)
-        # Minutes that begin from now on count; one that began just before a restart is caught up on.
-        after_ms = max(running.minute or record.modified_on, Milliseconds(self._clock.now_ms() - _CAUGHT_UP_MS))
-        self._evaluator.schedule(running, after_ms)
+        if not self._is_placed:
+            self._run(running)
+        elif known is not None and is_known:
+            running.upto, running.behind = known.upto, known.behind
+            self._take_place(running, is_late=record.key in self._late)
+        elif running.behind is not None and running.since < self._evaluator.position:
+            running.upto = running.behind = running.since
+            self._take_place(running, is_late=True)
+        else:
+            running.upto, running.behind = running.since, None
+            self._take_place(running, is_late=False)
+            self._evaluator.pending.changed.add(running.key)
         self._wakeup.set()
 
+    def _take_place(self, running: RunningRule, *, is_late: bool) -> None:
+        if is_late:
+            self.remove(running.key)
+            self._late[running.key] = running
+            return
+        if not self._index and not self._late:
+            self._held.clear()
+            self._follows, self._evaluator.position = True, max(self._evaluator.position, running.upto)
+        self._run(running)
+
+    def _run(self, running: RunningRule) -> None:
+        self._index.put(running)
+        # Minutes that begin from now on count; one that began just before a restart is caught up on.
+        after_ms = max(running.minute or running.modified_on, Milliseconds(self._clock.now_ms() - _CAUGHT_UP_MS))
+        self._evaluator.schedule(running, after_ms)
+
     def remove(self, key: RuleKey) -> None:
+        self._late.pop(key, None)
         self._index.remove(key)
         self._evaluator.forget_rule(key)
 
@@ -119,7 +189,7 @@ class RuleEngine:
 
     def _messages_stored(self, fact: MessagesStored) -> None:
         self._seen = fact.rows[-1].position
-        if not self._index:  # the next rule counts from behind these rows
+        if not self._is_open or not (self._index or self._late):  # the next rule counts from behind these rows
             return
         if self._follows:
             self._held += fact.rows
@@ -129,19 +199,32 @@ class RuleEngine:
 
     async def resume(self) -> None:
         """Read where the last run stood. The rules are there already."""
+        if not self._is_open:
+            return
         self._follows = False  # the first step reads the log
         self._saved = await self._database.read(_position)
-        # No rule looks at messages that came before it.
-        first = min((running.since for running in self._index), default=self._saved)
-        self._evaluator.position = max(self._saved, first)
         self._seen = await self._database.read(lambda tx: tx.messages.last_position())
+        self._place()
         self._is_whole = True
+
+    def _place(self) -> None:
+        """Begin where the rules are that are behind, or at the common position. No rule looks at messages that came
+        before it."""
+        self._has_behind = False
+        for running in self._index:
+            was_behind = running.behind is not None
+            running.follow(self._saved)
+            if was_behind and running.behind is None:
+                self._evaluator.pending.changed.add(running.key)
+            self._has_behind |= running.behind is not None
+        self._evaluator.position = min((running.upto for running in self._index), default=self._saved)
+        self._common, self._is_placed = self._saved, True
 
     async def run_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         task_status.started()
         outage = Outage("rules_not_saved")
         # Where several nodes have the lease one after the other, what this one knows of the states may be old.
-        self._must_restore = self._must_restore or self._lease.held is not None
+        self._must_restore = self._must_restore or self._peers is not None
         while True:
             try:
                 goes_on = await self.step()
@@ -161,6 +244,8 @@ class RuleEngine:
 
     def _wait_seconds(self) -> float:
         due_ms = self._evaluator.timers.next_due()
+        if due_ms is not None and self._peers is not None:
+            due_ms = Milliseconds(due_ms + _OF_OTHERS_MS)
         seconds = _LONGEST_WAIT_SECONDS if due_ms is None else max(0.0, (due_ms - self._clock.now_ms()) / 1000)
         return min(seconds, _SAVE_SECONDS if self._evaluator.pending.changed else _LONGEST_WAIT_SECONDS)
 
@@ -169,25 +254,51 @@ class RuleEngine:
         evaluator = self._evaluator
         if self._must_restore:
             await self._restore()
+        self._go_back()
         if not self._index and not evaluator.pending.changed:
             self._held.clear()
             self._follows, evaluator.position = True, self._seen
             return False
         evaluator.trim()
         now_ms = self._clock.now_ms()
+        if self._peers is not None:
+            now_ms = Milliseconds(now_ms - _OF_OTHERS_MS)
         due_ms = evaluator.timers.next_due()
         is_due = due_ms is not None and due_ms <= now_ms
         if is_due:
             # A message that was received by now may end the duration: this commit puts it among the held rows.
             await self._database.write(_nothing)
+            if self._follower is not None:
+                await self._follower.read_on()
         self._is_whole = False
         is_behind = await self._evaluate(await self._next_rows())
+        self._note_caught_up()
         if not is_behind:
             evaluator.advance_clock(now_ms)
         if is_due and not is_behind:
             await evaluator.run_due(now_ms, not_before_ms=now_ms)
         await self._commit()
         return is_behind
+
+    def _go_back(self) -> None:
+        """Take the rules that were made before messages that are evaluated already."""
+        if not self._late:
+            return
+        late, self._late = self._late, {}
+        self._common, self._has_behind = max(self._common, self._evaluator.position), True
+        self._evaluator.go_back(min(running.upto for running in late.values()))
+        for running in late.values():
+            self._run(running)
+        self._held, self._follows = deque(), False
+
+    def _note_caught_up(self) -> None:
+        """The rules that were behind have come to the common position."""
+        if self._has_behind and self._evaluator.position >= self._common:
+            for running in self._index:
+                if running.behind is not None:
+                    running.behind = None
+                    self._evaluator.pending.changed.add(running.key)
+            self._has_behind = False
 
     async def _next_rows(self) -> Sequence[MessageRow]:
         """The rows to evaluate next: the held ones, or after a gap those of the log."""
@@ -244,7 +355,9 @@ class RuleEngine:
             problem.running.failing = True
         self._triggered += len(firings)
         self._actions += batch.actions
-        states, position, now_ms = self._states(found), evaluator.position, self._clock.now_ms()
+        position = max(evaluator.position, self._common)
+        states, now_ms = self._states(found), self._clock.now_ms()
+        self._bound = self._database.open_group, [firing.running for firing in firings]
         self._saved, self._saved_at = position, steady_ms
 
         def work(tx: Transaction) -> list[FiringProblem]:
@@ -262,7 +375,8 @@ class RuleEngine:
                     publish(tx, stopped)
             return problems
 
-        problems = await self._database.write_own(self._lease, work)
+        # The Actions are in the store only if this node has the lease, too.
+        problems = await self._database.write_own(self._lease, work, with_rows=True)
         if batch.requests:
             self._requests.wake()
         for problem in problems:
@@ -276,7 +390,11 @@ class RuleEngine:
         changed = {*found.changed, *(problem.running.key for problem in found.problems)}
         changed |= {firing.running.key for firing in found.firings}
         running = [self._index.get(key) for key in changed] + [stop.running for stop in found.stops]
-        return [one.state for one in running if one is not None]
+        return [self._state_of(one) for one in running if one is not None]
+
+    def _state_of(self, running: RunningRule) -> RuleState:
+        position = self._evaluator.position
+        return running.state(max(running.upto, position) if running.behind is not None else None)
 
     def _rule_failed(self, failed: RuleReported, _content: None) -> None:
         """Publish this; the same problem at most once a second."""
@@ -318,15 +436,17 @@ class RuleEngine:
         """Go back to the stored state: a commit has failed."""
         self._evaluator.forget()
         self._held, self._follows = deque(), False
-        self._saved = await self._database.read(_position)
-        first = min((running.since for running in self._index), default=self._saved)
-        self._evaluator.position = max(self._saved, first)
+        late, self._late = self._late, {}
+        for running in late.values():
+            self._run(running)
+        keys = [running.key for running in self._index]
+        self._saved, states = await self._database.read(lambda tx: (_position(tx), _states(keys, tx)))
         for running in list(self._index):
-            state = await self._database.read(partial(_state, running.key))
-            if state is not None and self._index.has(running):
-                running.triggered, running.last_on, running.failing = state.triggered, state.last_on, state.failing
-                running.timers, running.minute = remembered(state)
+            state = states.get(running.key)
+            if state is not None and state.revision == running.revision:
+                running.take(state)
                 self._evaluator.schedule(running, Milliseconds(self._clock.now_ms()))
+        self._place()
         self._must_restore = False
 
     async def save(self) -> None:
@@ -334,7 +454,7 @@ class RuleEngine:
         evaluator = self._evaluator
         if not self._is_whole or evaluator.pending or evaluator.position <= self._saved:
             return
-        states, position = self._states(evaluator.pending), evaluator.position
+        states, position = self._states(evaluator.pending), max(evaluator.position, self._common)
 
         def work(tx: Transaction) -> None:
             tx.messages.set_consumer_position(_CONSUMER, position)
@@ -360,8 +480,8 @@ def _position(tx: Transaction) -> Position:
     return tx.messages.consumer_position(_CONSUMER)
 
 
-def _state(rule: RuleKey, tx: Transaction) -> RuleState | None:
-    return tx.rules.state(rule)
+def _states(rules: Sequence[RuleKey], tx: Transaction) -> dict[RuleKey, RuleState]:
+    return {state.rule: state for state in tx.rules.states(rules)}
 
 
 def _after(position: Position, tx: Transaction) -> list[MessageRow]:

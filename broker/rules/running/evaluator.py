@@ -217,6 +217,13 @@ class Evaluator:
         self._members.clear()
         self.pending = PendingEffects([], [], [], set())
 
+    def go_back(self, position: Position) -> None:
+        """Evaluate the messages behind this position again, for the rules that have not come so far."""
+        for running in self._index:
+            running.upto = max(running.upto, self.position)
+        self._values.clear()
+        self.position = position
+
     def trim(self) -> None:
         if len(self._values) > _DEVICES_REMEMBERED:
             self._values.clear()
@@ -281,7 +288,7 @@ class Evaluator:
         began = time.perf_counter()
         concerned = (*_through_guards(interest, fields), *interest.unguarded)
         for number, running in enumerate(concerned, 1):
-            if row.position > running.since and self._index.has(running):
+            if row.position > running.upto and self._index.has(running):
                 try:
                     if running.is_costly:
                         outcome = self._timed(running, view)

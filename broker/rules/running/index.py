@@ -31,6 +31,7 @@ class _Timer(msgspec.Struct, array_like=True):
 class _Memory(msgspec.Struct, omit_defaults=True):
     timers: list[_Timer] = []
     minute: Milliseconds | None = None
+    upto: Position | None = None
 
 
 _encode = msgspec.json.Encoder().encode
@@ -41,7 +42,9 @@ _decode = msgspec.json.Decoder(_Memory).decode
 class RunningRule:
     """A compiled rule that runs, with its state between evaluations.
 
-    `minute` is the last one at which the rule was evaluated because of its `datetime` conditions.
+    `minute` is the last one at which the rule was evaluated because of its `datetime` conditions. Messages up to `upto`
+    are done with: they came before the rule, or it was evaluated for them while others were not. `behind`: it has come
+    to here only, while all others have come to the common position.
     """
 
     rule: CompiledRule
@@ -63,6 +66,9 @@ class RunningRule:
     triggered: int = 0
     last_on: Milliseconds | None = None
     failing: bool = False
+    upto: Position = Position(0)
+    behind: Position | None = None
+    modified_on: Milliseconds = Milliseconds(0)
 
     @classmethod
     def made(cls, record: RuleRecord, rule: CompiledRule, reach: Reach, state: RuleState | None) -> "RunningRule":
@@ -79,17 +85,30 @@ class RunningRule:
             reads=rule.reads,
             type_reads=rule.type_reads,
             is_costly=bool(rule.type_reads or rule.type_writes),
+            upto=record.since,
+            modified_on=record.modified_on,
         )
         if state is not None:
-            running.triggered, running.last_on, running.failing = state.triggered, state.last_on, state.failing
-            running.timers, running.minute = remembered(state)
+            running.take(state)
         return running
 
-    @property
-    def state(self) -> RuleState:
-        """The state to store."""
+    def take(self, state: RuleState) -> None:
+        """Go on from a stored state. A rule that no engine has stored yet begins where it was made, which may be before
+        the common position: another node has made it."""
+        self.triggered, self.last_on, self.failing = state.triggered, state.last_on, state.failing
+        memory = _decode(state.memory) if state.memory else _Memory(upto=self.since)
+        self.timers, self.minute, self.behind = _timers(memory), memory.minute, memory.upto
+
+    def follow(self, common: Position) -> None:
+        """The common position is this one."""
+        self.upto = max(self.since, common if self.behind is None else self.behind)
+        if self.upto >= common:
+            self.behind = None
+
+    def state(self, upto: Position | None = None) -> RuleState:
+        """The state to store. `upto`: it is behind the common position, and has come to here."""
         timers = [_Timer(*key, one.since_ms, one.due_ms, one.elapsed, one.spent) for key, one in self.timers.items()]
-        memory = _encode(_Memory(timers, self.minute)).decode()
+        memory = _encode(_Memory(timers, self.minute, upto)).decode()
         return RuleState(self.key, self.revision, self.triggered, self.last_on, self.failing, memory)
 
 
@@ -98,10 +117,13 @@ def remembered(state: RuleState) -> tuple[dict[TimerKey, Timer], Milliseconds | 
     if not state.memory:
         return {}, None
     memory = _decode(state.memory)
-    timers = {
+    return _timers(memory), memory.minute
+
+
+def _timers(memory: _Memory) -> dict[TimerKey, Timer]:
+    return {
         (one.condition, one.device): Timer(one.since_ms, one.due_ms, one.elapsed, one.spent) for one in memory.timers
     }
-    return timers, memory.minute
 
 
 def acting(record: RuleRecord) -> Caller:

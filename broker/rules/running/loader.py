@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from broker.accounts.permissions import Permissions, Reach
 from broker.clock import Clock
-from broker.cluster.kinds import RULE, publish
+from broker.cluster.kinds import RULE, RULE_COMPILED, publish
 from broker.errors import DomainError, Finding, ValidationFailed
 from broker.facts import (
     DeviceCreated,
@@ -92,6 +92,8 @@ class RuleLoader:
             self._engine.remove(key)
             return
         record, state = stored
+        if not self._engine.is_open:  # who runs it hears of it
+            return
         prepared = self._prepared.get((record.id, record.body))
         if prepared is not None:
             self._engine.begin(record, prepared.compiled(key), prepared.reach, state)
@@ -137,7 +139,7 @@ class RuleLoader:
             for record, rule in valid:
                 if present.get(record.key) == record:  # it was not changed or removed since it was read
                     self._make_models(tx, record, rule)
-                    tx.tell(RULE, record.key)
+                    tx.tell(RULE_COMPILED, record.key)
 
         if valid:  # a write, because the rules must begin in the order of the commits
             with self.prepared(prepared):
@@ -226,8 +228,16 @@ class RuleInvalidator:
     """Reloads rules when a device that they name is deleted or not shared any more, or a Manifest changes."""
 
     def __init__(
-        self, database: Database, router: Router, loader: RuleLoader, index: RuleIndex, evaluator: Evaluator
+        self,
+        database: Database,
+        router: Router,
+        loader: RuleLoader,
+        index: RuleIndex,
+        evaluator: Evaluator,
+        is_open: Callable[[], bool] = lambda: True,
     ) -> None:
+        """`is_open`: whether this node runs the rules."""
+        self._is_open = is_open
         self._database = database
         self._loader = loader
         self._index = index
@@ -263,6 +273,8 @@ class RuleInvalidator:
         self._put("device", fact.device)
 
     def _put(self, kind: _Kind, key: int) -> None:
+        if not self._is_open():
+            return
         if len(self._waiting) < _WAITING_MAX:
             self._waiting[kind, key] = None
         else:

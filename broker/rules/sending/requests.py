@@ -79,11 +79,11 @@ _encode = msgspec.json.Encoder().encode
 class RequestQueue:
     """The requests that wait, and the worker that sends them."""
 
-    def __init__(self, database: Database, lease: Holder, clock: Clock) -> None:
+    def __init__(self, database: Database, lease: Holder, clock: Clock, wakeup: Wakeup | None = None) -> None:
         self._database = database
         self._lease = lease
         self._clock = clock
-        self._wakeup = Wakeup()
+        self._wakeup = wakeup or Wakeup()
         self._places = FairPlaces(RULE_REQUESTS_AT_ONCE, of_one=RULE_REQUESTS_OF_ONE_USER)
         self._hosts: dict[str, FairPlaces] = {}
         self._held: set[int] = set()  # the keys of the requests that were taken from the store and are not finished
@@ -116,6 +116,8 @@ class RequestQueue:
     ) -> None:
         """The worker."""
         task_status.started()
+        self._held.clear()  # of a time when this node sent them before
+        self._finished.clear()
         async with trio.open_nursery() as nursery:
             await Loop(
                 partial(self._take, port, problems, nursery),

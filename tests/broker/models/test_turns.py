@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import trio
 
+from broker.cluster.leases import LeaseName
 from broker.facts import Router
 from broker.models.shelf import Shelf
 from broker.models.training import Training
@@ -20,7 +21,16 @@ async def test_models_are_trained_in_turns_of_their_users(
 ) -> None:
     unused: Any = None
     core = services.core
-    training = Training(core.database, core.clock, Router(), core.news, services.devices.registry, unused, Shelf())
+    training = Training(
+        core.database,
+        core.leases.of(LeaseName.MODELS),
+        core.clock,
+        Router(),
+        core.news,
+        services.devices.registry,
+        unused,
+        Shelf(),
+    )
     trained: list[UserKey] = []
 
     async def train(record: ModelRecord, _now_ms: Milliseconds) -> None:
