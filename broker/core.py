@@ -4,7 +4,8 @@ import msgspec
 
 from broker.clock import Clock
 from broker.cluster.facts import FactLog
-from broker.cluster.leases import Leases
+from broker.cluster.knock import Knock
+from broker.cluster.leases import LeaseName, Leases
 from broker.cluster.news import News
 from broker.facts import Router
 from broker.files import Files
@@ -35,3 +36,7 @@ class Core(msgspec.Struct, frozen=True):
     files: Files
     #: Hears of what other nodes write into the store; None: this daemon is the only one that writes.
     peers: FactLog | None = None
+
+    def knock(self, lease: LeaseName, worker: str) -> Knock:
+        """What wakes a worker that runs with this lease, by its name."""
+        return Knock(self.database, self.news, worker, None if self.peers is None else self.leases.of(lease))

@@ -57,7 +57,7 @@ def test_each_protocol_is_in_the_contracts_of_protocols() -> None:
 def test_nobody_hears_of_a_commit_by_a_closure() -> None:
     """A work tells what changed (`storage/told.py`): who hears of it is in one table (tests/broker/test_news.py)."""
     assert list(signature(Database.write).parameters) == ["self", "work"]
-    assert list(signature(Database.write_own).parameters) == ["self", "holder", "work"]
+    assert list(signature(Database.write_own).parameters) == ["self", "holder", "work", "with_rows"]
     passing = re.compile(r"\bannounce=|\bissuance\.(then|facts)\b")
     files = [path for floor in ("broker", "protocols", "storage") for path in (ROOT / floor).rglob("*.py")]
     assert len(files) > 500

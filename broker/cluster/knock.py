@@ -1,24 +1,22 @@
 """Wakes a worker that one of several nodes runs, on whatever node something has come for it."""
 
-from typing import TYPE_CHECKING
-
 from broker.cluster.kinds import WORK_WAITS
-from broker.cluster.leases import LeaseName
+from broker.cluster.leases import Lease
+from broker.cluster.news import News
 from broker.loops import Wakeup
-
-if TYPE_CHECKING:
-    from broker.core import Core
+from storage.database import Database
 
 
 class Knock(Wakeup):
     """A `Wakeup` that the node hears which has the lease."""
 
-    def __init__(self, core: "Core", lease: LeaseName, worker: str) -> None:
-        """`worker` names it among all workers."""
+    def __init__(self, database: Database, news: News, worker: str, lease: Lease | None) -> None:
+        """`worker` names it among all workers; `lease` is that of the worker; None: no other node serves."""
         super().__init__()
-        self._database, self._worker = core.database, worker
-        self._lease = None if core.peers is None else core.leases.of(lease)
-        core.news.listen_elsewhere(WORK_WAITS, self._waits)
+        self._database = database
+        self._worker = worker
+        self._lease = lease
+        news.listen_elsewhere(WORK_WAITS, self._waits)
 
     def set(self) -> None:
         super().set()

@@ -20,7 +20,7 @@ from broker.cluster.fenced import FencedError, ReplacedError
 from broker.cluster.keeper import AWAY, AWAY_SECONDS, DAEMON, Candidate
 from broker.cluster.leases import Lease, LeaseName, Leases, NodeStatus
 from broker.cluster.renewal import Overdue, RenewedDeadline, boot_seconds
-from broker.cluster.reports import LogHeads, NodeReport, NodeSeen, Report, report_of, seen
+from broker.cluster.reports import LogHeads, NodeReport, NodeSeen, Report, seen
 from broker.cluster.shares import candidates_of, takers, to_give_away
 from storage.database import Database, Transaction
 from storage.lease_table import LeaseTable

@@ -1,7 +1,6 @@
 """Builds exports."""
 
 from broker.accounts.room import AccountsRoom
-from broker.cluster.knock import Knock
 from broker.cluster.leases import LeaseName
 from broker.core import Core
 from broker.device_types.room import DeviceTypesRoom
@@ -31,7 +30,7 @@ async def open_export(
         core.clock,
         planner,
         core.files,
-        Knock(core, LeaseName.UPKEEP, "exports"),
+        core.knock(LeaseName.UPKEEP, "exports"),
     )
     accounts.application_ends.ends("export", exports.end_all_of_application)
     core.life.worker(

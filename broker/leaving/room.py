@@ -3,7 +3,6 @@
 import msgspec
 
 from broker.accounts.room import AccountsRoom
-from broker.cluster.knock import Knock
 from broker.cluster.leases import LeaseName
 from broker.core import Core
 from broker.devices.room import DevicesRoom
@@ -34,14 +33,14 @@ async def open_leaving(
         messages.mids,
         core.clock,
         core.files,
-        Knock(core, LeaseName.UPKEEP, "archives"),
+        core.knock(LeaseName.UPKEEP, "archives"),
     )
     core.life.worker(
         "archives", archives.work_forever, lease=core.leases.of(LeaseName.UPKEEP), statistics=archives.statistics
     )
     holders = Holders(accounts.tokens, accounts.claims, devices, messages.projector, exports, archives, mails)
     leaving = Leaving(
-        core.database, accounts.tokens, Erasing(core, holders), Knock(core, LeaseName.UPKEEP, "leaving users")
+        core.database, accounts.tokens, Erasing(core, holders), core.knock(LeaseName.UPKEEP, "leaving users")
     )
     core.life.worker(
         "leaving users", leaving.work_forever, lease=core.leases.of(LeaseName.UPKEEP), statistics=leaving.statistics

@@ -3,7 +3,6 @@
 import msgspec
 
 from broker.accounts.room import AccountsRoom
-from broker.cluster.knock import Knock
 from broker.cluster.leases import LeaseName
 from broker.core import Core
 from broker.device_types.room import DeviceTypesRoom
@@ -29,7 +28,7 @@ async def open_registration(
     database, clock = core.database, core.clock
     trust = Trust(database, clock)
     await trust.reload()
-    uploads = Uploads(database, clock, Knock(core, LeaseName.UPKEEP, "approved lists"))
+    uploads = Uploads(database, clock, core.knock(LeaseName.UPKEEP, "approved lists"))
     core.life.worker(
         "approved lists", uploads.work_forever, lease=core.leases.of(LeaseName.UPKEEP), statistics=uploads.statistics
     )

@@ -9,7 +9,6 @@ import trio
 
 from broker.accounts.room import AccountsRoom
 from broker.cluster.kinds import RULE, RULE_COMPILED
-from broker.cluster.knock import Knock
 from broker.cluster.leases import LeaseName
 from broker.core import Core
 from broker.device_types.room import DeviceTypesRoom
@@ -73,7 +72,7 @@ async def open_rules(
     models = ConditionModels(of_models.models)
     lease = core.leases.of(LeaseName.RULES)
     index, loops = RuleIndex(devices.registry), LoopGuard()
-    queue = RequestQueue(database, lease, clock, Knock(core, LeaseName.RULES, "rule requests"))
+    queue = RequestQueue(database, lease, clock, core.knock(LeaseName.RULES, "rule requests"))
     evaluator = Evaluator(database, devices.registry, index, models, loops)
     sending = RuleSender(database, devices.registry, device_types.catalog, messages.ingest, mails, queue, loops)
     engine = RuleEngine(

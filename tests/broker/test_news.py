@@ -102,6 +102,7 @@ WHO_HEARS_OF_WHAT = {
     "models of a rule": ["Training._rule_models_changed"],
     "notifications replayed": ["open_subscriptions.<locals>.replayed"],
     "roll-out changed": ["ManagementEngine._rollout_changed"],
+    "rule compiled": ["RuleLoader.changed"],
     "rule": ["RuleLoader.changed"],
     "rule failed": ["RuleEngine._rule_failed"],
     "subscription": ["Subscriptions.changed"],
@@ -112,6 +113,8 @@ WHO_HEARS_OF_WHAT = {
 
 #: They end something: a node must have heard of it before it commits anything more.
 FENCING = {
+    "rule",
+    "subscription",
     "provisioned",
     "connection replaced",
     "ApplicationGrantsChanged",

@@ -49,9 +49,8 @@ class Member:
         self.name, self.time = name, 0.0
         self.engine = PostgresqlEngine(server().target(database))
         self.table = LeaseTable(self.engine, end_sessions=self.engine.end_sessions)
-        self.member = NodeMembership(
-            self.table, name, self.engine.instance, seconds, version, works=works, now=self.now
-        )
+        instance = self.engine.instance
+        self.member = NodeMembership(self.table, name, instance, seconds, version, works=works, now=self.now)
         self.leases = Leases(self.member, are_held=False)
         self.database = Database(self.engine)
 

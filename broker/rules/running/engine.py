@@ -150,6 +150,8 @@ class RuleEngine:
         if known is not None and is_known:
             state = known.state(known.behind)  # newer than the stored one
         running = RunningRule.made(record, rule, reach, state)
+        if self._is_placed and not self._index and not self._late:  # rows up to here are not held
+            self._evaluator.position = max(self._evaluator.position, self._seen)
         if not self._is_placed:
             self._run(running)
         elif known is not None and is_known:
@@ -179,6 +181,12 @@ class RuleEngine:
         # Minutes that begin from now on count; one that began just before a restart is caught up on.
         after_ms = max(running.minute or running.modified_on, Milliseconds(self._clock.now_ms() - _CAUGHT_UP_MS))
         self._evaluator.schedule(running, after_ms)
+
+    def supersede(self, record: RuleRecord) -> None:
+        """A rule is about to begin, in place of the one with its key that ends now."""
+        known = self._late.get(record.key) or self._index.get(record.key)
+        if known is not None and known.revision != record.revision:
+            self.remove(record.key)
 
     def remove(self, key: RuleKey) -> None:
         self._late.pop(key, None)

@@ -97,7 +97,8 @@ class RuleLoader:
         prepared = self._prepared.get((record.id, record.body))
         if prepared is not None:
             self._engine.begin(record, prepared.compiled(key), prepared.reach, state)
-        elif self._compile is not None:  # the task that asked for it was cancelled
+        elif self._compile is not None:  # it was made on another node, or the task that asked for it was cancelled
+            self._engine.supersede(record)
             self._compile(key)
 
     async def load_all(self) -> None:
