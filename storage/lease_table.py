@@ -40,9 +40,11 @@ class LeaseTable:
         seconds: float,
         *,
         is_over: Callable[[LeaseRecord], bool] = lambda former: former.seconds_left <= 0,
+        told: tuple[str, str] | None = None,
     ) -> HeldLease | None:
         """Take the lease if nobody has it, if a node of the same name has it, or if `is_over`, which is called in the
-        thread of the leases; else None. It ends the transactions of the former holder."""
+        thread of the leases; else None. It ends the transactions of the former holder. `told`: as for
+        `LeaseStore.take`."""
 
         def work(leases: LeaseStore) -> HeldLease | None:
             former = leases.find(name)
@@ -51,7 +53,7 @@ class LeaseTable:
                     return None
                 if not former.is_given_back:  # otherwise it has none
                     self._end_sessions(former.instance)
-            return leases.take(name, node, instance, seconds, former=former)
+            return leases.take(name, node, instance, seconds, former=former, told=told)
 
         return await self._run(work)
 

@@ -48,18 +48,28 @@ class Holder(Protocol):
 
 class LeaseStore(Store):
     def take(
-        self, name: str, node: str, instance: str, seconds: float, *, former: LeaseRecord | None
+        self,
+        name: str,
+        node: str,
+        instance: str,
+        seconds: float,
+        *,
+        former: LeaseRecord | None,
+        told: tuple[str, str] | None = None,
     ) -> HeldLease | None:
         """Take the lease if it is as `former` still, or if a node of the same name has it; else None. `former`: as it
-        was found, and the caller knows that it is over; None: there was none.
+        was found, and the caller knows that it is over; None: there was none. `told`: version and first
+        report of a node among several, which the others look at.
 
         Waits for the transactions in which the former holder writes now.
         """
         now = self._db.now_ms()
+        # The one that serves alone may do so before the schema has the columns.
+        column, value, change = ("", "", "") if told is None else _TOLD
         row = self._db.execute(
-            f"INSERT INTO lease (name, node, instance, epoch, since, until)"  # noqa: S608 - an expression of the engine
-            f" VALUES (:name, :node, :instance, 1, {now}, {now} + :ms)"
-            " ON CONFLICT (name) DO UPDATE SET node = excluded.node, instance = excluded.instance,"
+            f"INSERT INTO lease (name, node, instance, epoch, since, until{column})"  # noqa: S608 - constants
+            f" VALUES (:name, :node, :instance, 1, {now}, {now} + :ms{value})"
+            f" ON CONFLICT (name) DO UPDATE SET node = excluded.node, instance = excluded.instance{change},"
             " epoch = lease.epoch + 1, since = excluded.since, until = excluded.until"
             " WHERE (lease.epoch = :epoch AND lease.until = :until) OR lease.node = excluded.node RETURNING epoch",
             {
@@ -69,6 +79,7 @@ class LeaseStore(Store):
                 "ms": round(seconds * 1000),
                 "epoch": -1 if former is None else former.epoch,
                 "until": 0 if former is None else former.until,
+                **({} if told is None else {"version": told[0], "report": told[1]}),
             },
         ).one()
         return None if row is None else HeldLease(name, node, int(row["epoch"]))
@@ -147,13 +158,6 @@ class LeaseStore(Store):
             {"name": held.name, "node": held.node, "epoch": held.epoch},
         )
 
-    def note_version(self, held: HeldLease, version: str, report: str) -> None:
-        """A node begins. `report`: its first one."""
-        self._db.execute(
-            f"UPDATE lease SET version = :version, report = :report WHERE {_IS_HELD}",  # noqa: S608 - a constant
-            {"version": version, "report": report, "name": held.name, "node": held.node, "epoch": held.epoch},
-        )
-
     def nodes(self) -> list[LeaseRecord]:
         """The nodes that have joined and have not left, by name."""
         return self._found(f"{_OF_NODE.format(name='name')} AND until <> 0", {}, ("version", "report"))
@@ -201,6 +205,7 @@ class LeaseStore(Store):
 
 
 _COLUMNS = ("name", "node", "instance", "epoch", "since", "until")
+_TOLD = ", version, report", ", :version, :report", ", version = excluded.version, report = excluded.report"
 #: The lease of a node begins with this word.
 NODE = "node "
 _OF_NODE = f"substr({{name}}, 1, {len(NODE)}) = '{NODE}'"

@@ -98,23 +98,39 @@ class NodeMembership(RenewedDeadline):
             await trio.sleep(_LOOK_SECONDS)
         asked = self._now()
         name = f"{NODE}{self.node}"
-        held = await self._table.take(name, self.node, self._instance, self._seconds, is_over=lambda _former: True)
-        assert held is not None, "no other node has this name"  # noqa: S101 - `take` replaces a node of the same name
         report = msgspec.json.encode(NodeReport(self._seconds, works=self._works)).decode()
-        await self._table.run(partial(_note, held, self._version, report))
+        held = await self._table.take(
+            name,
+            self.node,
+            self._instance,
+            self._seconds,
+            is_over=lambda _former: True,
+            told=(self._version, report),
+        )
+        assert held is not None, "no other node has this name"  # noqa: S101 - `take` replaces a node of the same name
+        await self._table.run(partial(_free, held))
+        try:
+            await self._check_versions()  # of those that began at the same time
+        except StoreError:
+            await self._table.leave(held, shared)
+            raise
         await self.look()
         self.shared, self.held = shared, held
         self._note_renewed(asked)
         return shared, held
 
     async def _join(self) -> HeldLease | None:
+        await self._check_versions()
+        return await self._table.join(DAEMON, SEVERAL, self._seconds, is_over=self._is_free)
+
+    async def _check_versions(self) -> None:
+        """Raises StoreError: a node of another version serves."""
         for one in await self._table.run(_nodes):
             if one.node != self.node and one.version != self._version and one.seconds_left > 0:
                 raise StoreError(
                     f"node {one.node} runs Trunkline {one.version}, and this one is {self._version}: nodes of several"
                     " versions do not serve together. Stop all nodes, and start them with one version"
                 )
-        return await self._table.join(DAEMON, SEVERAL, self._seconds, is_over=self._is_free)
 
     def _is_free(self, former: LeaseRecord) -> bool:
         self._found = former
@@ -371,10 +387,9 @@ def _take_worker(name: str, node: str, instance: str, leases: LeaseStore) -> Hel
     return leases.take_worker(name, node, instance)
 
 
-def _note(held: HeldLease, version: str, report: str, leases: LeaseStore) -> None:
+def _free(held: HeldLease, leases: LeaseStore) -> None:
     """This node begins: what it held before has ended."""
     leases.free(held.node)
-    leases.note_version(held, version, report)
 
 
 def _bury(record: LeaseRecord, tx: Transaction) -> bool:

@@ -1,8 +1,9 @@
 """Which of several nodes does what one of them does for all, and that a former holder stores nothing more."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
 import pytest
 import trio
@@ -241,6 +242,54 @@ async def test_a_node_of_another_version_is_refused(both: tuple[Member, Member],
     with pytest.raises(StoreError, match="node a runs Trunkline 1, and this one is 2"):
         await other.member.join(Waiting())
     await other.table.close()
+
+
+async def test_nodes_that_begin_at_the_same_time_know_each_others_version(database: str) -> None:
+    """Each is seen with its version as soon as it is seen."""
+    seen: list[str | None] = []
+    member = Member("a", database)
+    run = member.table.run
+
+    async def looked(work: Callable[[LeaseStore], Any]) -> Any:
+        seen.extend(one.version for one in await run(lambda leases: leases.nodes()))
+        return await run(work)
+
+    member.table.run = looked  # type: ignore[method-assign]
+    await member.member.join(Waiting())
+    assert seen
+    assert set(seen) == {"1"}
+    await member.table.close()
+
+
+async def test_of_two_versions_that_begin_at_the_same_time_one_at_most_serves(database: str) -> None:
+    """Neither has seen the other one before it joined."""
+    members = [Member("a", database), Member("b", database, version="2")]
+    refused: list[StoreError] = []
+    checked = NodeMembership._join
+
+    async def join(self: NodeMembership) -> Any:
+        found = await checked(self)
+        arrived.append(self)
+        while len(arrived) < len(members):
+            await trio.lowlevel.checkpoint()
+        return found
+
+    arrived: list[NodeMembership] = []
+
+    async def begin(member: Member) -> None:
+        member.member._join = partial(join, member.member)  # type: ignore[method-assign]
+        try:
+            await member.member.join(Waiting())
+        except StoreError as error:
+            refused.append(error)
+
+    async with trio.open_nursery() as nursery:
+        for member in members:
+            nursery.start_soon(begin, member)
+    assert refused
+    assert "nodes of several versions do not serve together" in str(refused[0])
+    for member in members:
+        await member.table.close()
 
 
 async def test_a_node_that_is_buried_stores_nothing_and_its_work_is_free(both: tuple[Member, Member]) -> None:
