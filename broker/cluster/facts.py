@@ -26,6 +26,7 @@ from storage.told import Told
 
 _LOOK_SECONDS: Final = 1.0
 _RETRY_SECONDS: Final = 0.1
+_SETTLE_SECONDS: Final = 0.002
 _encode: Final = msgspec.msgpack.Encoder().encode
 _log = structlog.get_logger(__name__)
 
@@ -73,6 +74,9 @@ class FactLog:
         self._failed: StoreError | None = None
         self._wanted = trio.Event()
         self._refusers: list[Refuser] = []
+        self._catching_up = trio.Lock()
+        #: Calls of `catch_up`: how many have begun, and how many of these a reading knows that has ended.
+        self._asked = self._answered = 0
 
     def refuse_with(self, refuser: "Refuser") -> None:
         """Have it say, of each commit that others have ended something before, why it is not stored."""
@@ -189,8 +193,25 @@ class FactLog:
                     await self._wanted.wait()
                 self._wanted = trio.Event()
 
-    async def hear(self) -> None:
-        """Hear what others have told, up to what a commit of this node has told that is not settled yet. Raises
+    async def catch_up(self) -> None:
+        """Hear everything that was told before this call. Calls at the same time share one reading.
+
+        Raises StoreError: not within the patience.
+        """
+        self._asked += 1
+        asked = self._asked
+        async with self._catching_up:
+            if self._answered >= asked:
+                return
+            upto, until = self._asked, trio.current_time() + self._patience_seconds
+            while not await self.hear():
+                if trio.current_time() >= until:
+                    raise StoreError("a commit of this node that comes first has not ended")
+                await trio.sleep(_SETTLE_SECONDS)
+            self._answered = upto
+
+    async def hear(self) -> bool:
+        """Hear what others have told, up to what a commit of this node has told that is not settled yet: False. Raises
         StoreError."""
         database = self._database
         assert database is not None, "it is not open"  # noqa: S101 - an invariant of the caller
@@ -201,10 +222,10 @@ class FactLog:
                 if fact.number <= self._heard:
                     continue
                 if fact.node == self.instance:
-                    return
+                    return False
                 self.heard((fact,))
             if found.is_all:
-                return
+                return True
 
     async def _listen_forever(self) -> None:
         if self._wait is None:

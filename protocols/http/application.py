@@ -62,7 +62,7 @@ def build_app(services: Services, *, is_secure: bool = False, vitals: Vitals | N
     """Build the application of a listener. On the secure listener devices register with their certificates."""
     app = _new_app(services, has_websockets=True)
     guard = _guard(services)
-    dispatcher = Dispatcher(guard, Named(services))
+    dispatcher = Dispatcher(guard, Named(services), services.core.peers)
     dispatcher.install(app, [noun.built_for(services) for noun in ALL_NOUNS], is_secure=is_secure)
     app.extensions[_FAST] = dispatcher.fast
     site, settings = services.core.site, services.core.settings

@@ -12,6 +12,7 @@ from quart import Quart, Response
 from werkzeug.http import parse_options_header
 
 from broker.accounts.tokens import Caller
+from broker.cluster.facts import FactLog
 from broker.conditional import expecting
 from broker.errors import BadRequest, DomainError, NotFound, TooManyValues, ValidationFailed
 from broker.limits.meters import Channel
@@ -47,9 +48,11 @@ Begun = tuple[Steps, Awaitable[Any]]
 
 
 class Dispatcher:
-    def __init__(self, guard: Guard, named: Named) -> None:
+    def __init__(self, guard: Guard, named: Named, peers: FactLog | None = None) -> None:
+        """`peers`: what other nodes tell; None: there are none."""
         self._guard = guard
         self._named = named
+        self._peers = peers
         #: The calls of the fast path, by the names of their endpoints in the application.
         self.fast: dict[str, _Endpoint] = {}
 
@@ -58,7 +61,7 @@ class Dispatcher:
         for noun in nouns:
             for call in noun.declared():
                 if is_secure or not call.needs_certificate:
-                    endpoint = _Endpoint(call, noun, self._guard, self._named)
+                    endpoint = _Endpoint(call, noun, self._guard, self._named, self._peers)
                     name = _route(app, call, endpoint.answer if noun.is_served else _unknown_path)
                     if noun.is_served and call.fits_fast_path:
                         self.fast[name] = endpoint
@@ -113,11 +116,13 @@ class _Admission:
 class _Endpoint:
     """One call of one listener. Its parts are made at its first request: a listener has 200 calls."""
 
-    def __init__(self, call: RestCall, noun: RestCalls, guard: Guard, named: Named) -> None:
+    def __init__(self, call: RestCall, noun: RestCalls, guard: Guard, named: Named, peers: FactLog | None) -> None:
         self._call = call
         self._noun = noun
         self._guard = guard
         self._named = named
+        #: What another node has acknowledged is known to this call, but for messages: a commit reads it anyway.
+        self._peers = None if call.counted is Counted.MESSAGES else peers
         self.has_nowait = call.nowait is not None
         self._nowait = None if call.nowait is None else call.nowait(noun)
 
@@ -196,6 +201,10 @@ class _Endpoint:
             performer, refusal = yield self._admission()
         else:
             performer, refusal = admitted, self._guard.count(request, admitted, _CHANNELS[call.counted])
+        if self._peers is not None:
+            yield self._peers.catch_up()
+            if performer is not None:  # its token may have ended on another node
+                yield self._guard.check_again()
         found = None
         if self._find is not None:
             found = yield self._find(performer, *[names[name] for name in call.names])

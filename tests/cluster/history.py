@@ -155,7 +155,8 @@ class History:
 
 
 @asynccontextmanager
-async def parts_of_a_cluster(number: int) -> AsyncIterator[list[Part]]:
+async def parts_of_a_cluster(number: int, *, follow: bool = True) -> AsyncIterator[list[Part]]:
+    """`follow`: they hear by themselves of what the others do."""
     name = server().new_database()
     parts = [Part(f"n{one}", name) for one in range(number)]
     try:
@@ -163,7 +164,8 @@ async def parts_of_a_cluster(number: int) -> AsyncIterator[list[Part]]:
             for part in parts:
                 await part.database.open()
                 await nursery.start(part.database.commit_forever)
-                await nursery.start(part.facts.follow_forever)
+                if follow:
+                    await nursery.start(part.facts.follow_forever)
             yield parts
             nursery.cancel_scope.cancel()
     finally:

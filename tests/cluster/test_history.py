@@ -4,14 +4,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import trio
 
 from broker.cluster.facts import FactLog
+from broker.cluster.kinds import TOKEN_SHORTENED
 from broker.messages.follower import LogFollower
 from storage.database import CommitGroup, Database, Transaction
 from storage.engines import postgresql
 from storage.facts import FactRecord
 from storage.keys import Position
-from tests.cluster.history import history_of
+from tests.cluster.history import history_of, parts_of_a_cluster
 
 SEEDS = (1, 2)
 #: Seeds of one mutant until it is found: what comes first is the database's choice.
@@ -90,3 +92,26 @@ async def test_the_checker_finds_a_mutant(mutant: Any, rule: str, monkeypatch: p
         if rule in found:
             return
     raise AssertionError(f"{rule} holds for the checker: {found}")
+
+
+async def test_what_another_part_has_told_is_known_to_whoever_catches_up() -> None:
+    """Nobody listens, and nobody looks once a second."""
+    async with parts_of_a_cluster(2, follow=False) as (a, b):
+        for number in range(5):
+            await a.database.write(lambda tx: tx.tell(TOKEN_SHORTENED, b"a token"))
+            await b.facts.catch_up()
+            assert len(b.facts.order) == number + 1
+            async with trio.open_nursery() as callers:
+                for _ in range(10):
+                    callers.start_soon(b.facts.catch_up)
+
+
+async def test_a_commit_of_this_node_that_has_not_ended_is_waited_for_by_whoever_catches_up() -> None:
+    async with parts_of_a_cluster(2, follow=False) as (a, b):
+        async with trio.open_nursery() as writers:
+            for _ in range(20):
+                for part in (a, b):
+                    writers.start_soon(part.database.write, lambda tx: tx.tell(TOKEN_SHORTENED, b"a token"))
+                await b.facts.catch_up()
+        await b.facts.catch_up()
+        assert b.facts.order == list(range(b.facts.order[0], b.facts.order[0] + 40))
