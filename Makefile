@@ -9,6 +9,8 @@
 # make fuzz SECONDS=600   every parser, as long as this (tests/fuzz/README.md); TARGET=coap for one of them
 # make soak SECONDS=3600   one daemon under everything at once: does anything grow (tests/soak/README.md)
 # make faults  what is lost when the machine fails (tests/faults/README.md); an hour or more, needs a C compiler
+# make cluster  three nodes on one PostgreSQL under every fault, and a checker of what clients saw (tests/cluster/README.md);
+#             ten minutes, needs a C compiler: make cluster SECONDS=120
 # make deb    build/trunkline_….deb for this Debian, with learning and streams; EXTRAS=tracing adds, EXTRAS=none omits; needs no root
 # make reproduce   builds the wheel and the package twice, in different circumstances, and compares them; some minutes
 # make bench   every throughput beside what others reach in the same minutes; a quarter of an hour, best with nothing else
@@ -22,7 +24,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run lint unit both tests check test again fuzz soak faults bench deb reproduce sbom audit-dependencies lock clean
+.PHONY: run lint unit both tests check test again fuzz soak faults cluster bench deb reproduce sbom audit-dependencies lock clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.installed $(if $(STORE),$(VENV)/.installed-postgresql)
@@ -96,6 +98,9 @@ deb: $(VENV)/.installed-test
 
 reproduce: $(VENV)/.installed-test
 	$(BIN)/python -m deploy.reproduce
+
+cluster: $(VENV)/.installed-test $(VENV)/.installed-postgresql
+	$(BIN)/python -m tests.cluster --seconds $(or $(SECONDS),600)
 
 bench: $(VENV)/.installed-test
 	$(BIN)/python -m tests.benchmarks.suite $(BENCH)

@@ -44,6 +44,10 @@ class CuttingProxy:
         self.has_cut.clear()
         self._marker, self._is_answered, self._then_closed = marker, answered, then_closed
 
+    def connect_to(self, target: Path) -> None:
+        """New connections go to another server."""
+        self._target = str(target)
+
     def lose_at(self, marker: bytes) -> None:
         """Lose what is sent from this on, in each new connection: the server seems to stand still."""
         self._losing = marker

@@ -1,0 +1,376 @@
+"""Clients that nobody here wrote, which go from node to node and note what they do and see (tests/cluster/checker.py).
+
+Each device counts: a number is sent once, and one that was not acknowledged is not sent again. So what is stored twice
+was stored twice by the nodes.
+"""
+
+import asyncio
+import http.client
+import json
+import random
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
+from socket import create_connection
+from typing import Any, Final
+
+import aiocoap
+import httpx
+import paho.mqtt.client as paho
+import websocket
+from aiocoap.numbers.contentformat import ContentFormat
+from paho.mqtt.enums import CallbackAPIVersion
+
+from tests.cluster.checker import Event, Record
+from tests.cluster.node import Node
+from tests.daemon import ADA, USER_TOKEN, bearer, device_id, device_token
+
+#: A client tries another node when it has no answer for so long.
+ANSWER_SECONDS: Final = 2.0
+_PAUSE_SECONDS: Final = 0.02
+_links = count(1)
+
+
+class RefusedError(Exception):
+    """Not acknowledged: the status, or why."""
+
+
+class Client(threading.Thread):
+    """A device, which stays with a node for a while and then goes on to another one."""
+
+    #: How many messages it sends to a node.
+    STAYS = (10, 60)
+
+    def __init__(self, nodes: Sequence[Node], record: Record, device: int, seed: float) -> None:
+        super().__init__(name=f"{type(self).__name__}-{device}", daemon=True)
+        self.nodes, self.record, self.device = nodes, record, device
+        self.chance = random.Random(seed)  # noqa: S311 - a seed for a test
+        self.over = threading.Event()
+        self.number = 0
+        self.last_acknowledged = 0.0
+
+    def note(self, what: str, number: int, node: Node, link: int = 0, text: str = "") -> None:
+        at = time.monotonic()
+        if what == "acknowledged":
+            self.last_acknowledged = at
+        self.record.events.append(Event(at, what, self.device, number, node.name, link, text))
+
+    def run(self) -> None:
+        node = self.chance.choice(self.nodes)
+        while not self.over.is_set():
+            link = next(_links)
+            try:
+                self.talk(node, link)
+            except RefusedError as error:
+                self.note("refused", self.number, node, link, str(error))
+            except ConnectionRefusedError:
+                self.note("refused", self.number, node, link, "nobody listens")
+            except TimeoutError:
+                self.note("refused", self.number, node, link, "no answer")
+            except (OSError, ValueError, http.client.HTTPException, websocket.WebSocketException):
+                self.note("refused", self.number, node, link, "closed")
+            self.note("closed", self.number, node, link)
+            node = self.chance.choice([one for one in self.nodes if one is not node])
+            self.over.wait(0.05)
+        self.end()
+
+    def talk(self, node: Node, link: int) -> None:
+        """Send some messages. Raises RefusedError, OSError and what the library raises."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """Close what is open."""
+
+    def turns(self) -> range:
+        return range(self.chance.randint(*self.STAYS))
+
+    def next(self, node: Node, link: int) -> tuple[int, str]:
+        """The next number and its message, which is about to be sent."""
+        self.over.wait(self.chance.uniform(0, _PAUSE_SECONDS))
+        self.number += 1
+        self.note("sent", self.number, node, link)
+        return self.number, json.dumps({"intensity": self.number})
+
+
+class Paho(Client):
+    """The connection to the former node stays open, and sends once more, when this one has taken it over."""
+
+    QOS = 1
+
+    def __init__(self, nodes: Sequence[Node], record: Record, device: int, seed: float) -> None:
+        super().__init__(nodes, record, device, seed)
+        self._former: tuple[paho.Client, Node, int] | None = None
+
+    def talk(self, node: Node, link: int) -> None:
+        client, told, ready = paho.Client(CallbackAPIVersion.VERSION2), threading.Semaphore(0), threading.Event()
+        lost = threading.Event()
+        client.username_pw_set(device_id(self.device), device_token(self.device))
+        client.connect_timeout = ANSWER_SECONDS
+        client.on_connect = lambda *_: ready.set()
+        client.on_publish = lambda *_: told.release()
+
+        def disconnected(*_: object) -> None:
+            lost.set()
+            ready.set()
+            told.release()
+
+        client.on_disconnect = disconnected
+        client.connect("127.0.0.1", node.mqtt, keepalive=10)
+        client.loop_start()
+        try:
+            if not ready.wait(ANSWER_SECONDS) or lost.is_set():
+                raise RefusedError("no CONNACK")
+            self.note("connected", self.number, node, link)
+            self._end_former()
+            for _ in self.turns():
+                if self.over.is_set() or lost.is_set():
+                    break
+                number, body = self.next(node, link)
+                client.publish(f"/v1.1/messages/{device_id(self.device)}", body, qos=self.QOS)
+                if not told.acquire(timeout=ANSWER_SECONDS):
+                    raise TimeoutError
+                if lost.is_set():
+                    raise RefusedError("closed")
+                self.note("acknowledged", number, node, link)
+        except BaseException:
+            client.disconnect()
+            client.loop_stop()
+            raise
+        self._former = client, node, link
+
+    def _end_former(self) -> None:
+        if self._former is None:
+            return
+        (client, node, link), self._former = self._former, None
+        if client.is_connected():
+            _, body = self.next(node, link)
+            client.publish(f"/v1.1/messages/{device_id(self.device)}", body, qos=self.QOS)
+        client.disconnect()
+        client.loop_stop()
+
+    def end(self) -> None:
+        self._end_former()
+
+
+class PahoTwice(Paho):
+    """With QoS 2: the acknowledgement is PUBCOMP."""
+
+    QOS = 2
+
+
+class WebSocket(Client):
+    def __init__(self, nodes: Sequence[Node], record: Record, device: int, seed: float) -> None:
+        super().__init__(nodes, record, device, seed)
+        self._former: tuple[websocket.WebSocket, Node, int] | None = None
+
+    def talk(self, node: Node, link: int) -> None:
+        sock = create_connection(("127.0.0.1", node.http), timeout=ANSWER_SECONDS)
+        try:
+            channel = websocket.create_connection(f"{node.websocket}/websocket?ack=true", socket=sock)
+            register = {"type": "register", "sdid": device_id(self.device)}
+            channel.send(json.dumps(register | {"Authorization": f"bearer {device_token(self.device)}"}))
+            if "200" not in (answer := str(channel.recv())):
+                raise RefusedError(_code(answer))
+            self.note("connected", self.number, node, link)
+            self.end()
+            for _ in self.turns():
+                if self.over.is_set():
+                    break
+                number, _ = self._send(channel, node, link)
+                while "mid" not in (answer := str(channel.recv())):
+                    if '"ping"' not in answer:
+                        raise RefusedError(_code(answer))
+                self.note("acknowledged", number, node, link)
+        except BaseException:
+            sock.close()
+            raise
+        self._former = channel, node, link
+
+    def _send(self, channel: websocket.WebSocket, node: Node, link: int) -> tuple[int, str]:
+        number, body = self.next(node, link)
+        channel.send(f'{{"sdid":"{device_id(self.device)}","data":{body}}}')
+        return number, body
+
+    def end(self) -> None:
+        if self._former is not None:
+            (channel, node, link), self._former = self._former, None
+            with suppress(OSError, websocket.WebSocketException):
+                self._send(channel, node, link)
+            with suppress(OSError, websocket.WebSocketException):
+                channel.close(timeout=0)
+            channel.shutdown()  # type: ignore[no-untyped-call] # of the library
+
+
+def _code(answer: str) -> str:
+    with suppress(ValueError, AttributeError, TypeError):
+        told = json.loads(answer)
+        return str((told.get("error") or told.get("data") or {}).get("code", "closed"))
+    return "closed"
+
+
+class Requests(Client):
+    """http.client. Some of what is acknowledged is read on another node."""
+
+    def talk(self, node: Node, link: int) -> None:  # noqa: ARG002 - a device may have many of these connections
+        with closing(http.client.HTTPConnection("127.0.0.1", node.http, timeout=ANSWER_SECONDS)) as connection:
+            for _ in self.turns():
+                if self.over.is_set():
+                    return
+                number, body = self.next(node, 0)
+                mid = self.post(connection, body, device_token(self.device))
+                self.note("acknowledged", number, node)
+                if self.chance.random() < 0.2:
+                    self._read(self.chance.choice(self.nodes), number, mid)
+
+    def post(self, connection: http.client.HTTPConnection, body: str, token: str) -> str:
+        """The mid. Raises RefusedError."""
+        headers = {"Authorization": f"bearer {token}", "Content-Type": "application/json"}
+        message = f'{{"sdid":"{device_id(self.device)}","data":{body}}}'
+        connection.request("POST", "/v1.1/messages", message, headers)
+        answer = connection.getresponse()
+        content = answer.read()
+        if answer.status != 200:
+            raise RefusedError(str(answer.status))
+        return str(json.loads(content)["data"]["mid"])
+
+    def _read(self, node: Node, number: int, mid: str) -> None:
+        """What one node has acknowledged is read on each, unless that one does not answer or refuses."""
+        with (
+            suppress(OSError, http.client.HTTPException),
+            closing(http.client.HTTPConnection("127.0.0.1", node.http, timeout=ANSWER_SECONDS)) as connection,
+        ):
+            connection.request("GET", f"/v1.1/messages?mid={mid}&uid={ADA}", headers=bearer(USER_TOKEN))
+            answer = connection.getresponse()
+            content = answer.read()
+            if answer.status == 200:
+                found = [row["data"]["intensity"] for row in json.loads(content)["data"]]
+                self.note("read" if found == [number] else "missing", number, node)
+            elif answer.status == 404:
+                self.note("missing", number, node)
+
+
+class Revoked(Requests):
+    """Gets a token, uses it, has it revoked on one node, and tries to use it on each."""
+
+    def talk(self, node: Node, link: int) -> None:
+        tokens = f"/v1.1/devices/{device_id(self.device)}/tokens"
+        with httpx.Client(headers=bearer(USER_TOKEN), timeout=ANSWER_SECONDS) as user:
+            try:
+                made = user.put(f"http://127.0.0.1:{node.http}{tokens}")
+                if made.status_code != 200:
+                    raise RefusedError(str(made.status_code))
+                token = made.json()["data"]["accessToken"]
+                for _ in range(3):
+                    self._use(self.chance.choice(self.nodes), token, link)
+                    self.over.wait(0.1)
+                ended = user.delete(f"http://127.0.0.1:{self.chance.choice(self.nodes).http}{tokens}")
+                if ended.status_code != 200:
+                    raise RefusedError(str(ended.status_code))
+            except httpx.HTTPError as error:
+                raise RefusedError("closed") from error
+        self.note("revoked", self.number, node, link, token)
+        for one in self.nodes:
+            with suppress(RefusedError, OSError, http.client.HTTPException):
+                self._use(one, token, link)
+        self.over.wait(0.2)
+
+    def _use(self, node: Node, token: str, link: int) -> None:
+        with closing(http.client.HTTPConnection("127.0.0.1", node.http, timeout=ANSWER_SECONDS)) as connection:
+            number, body = self.next(node, 0)
+            self.note("used", number, node, link, token)
+            self.post(connection, body, token)
+            self.note("acknowledged", number, node)
+
+
+class Coap(Client):
+    """aiocoap."""
+
+    def talk(self, node: Node, link: int) -> None:  # noqa: ARG002 - datagrams
+        asyncio.run(self._talk(node))
+
+    async def _talk(self, node: Node) -> None:
+        context = await aiocoap.Context.create_client_context()
+        try:
+            for _ in self.turns():
+                if self.over.is_set():
+                    return
+                number, body = self.next(node, 0)
+                message = aiocoap.Message(
+                    code=aiocoap.POST,
+                    uri=f"coap://127.0.0.1:{node.coap}/v1.1/messages/{device_token(self.device)}",
+                    payload=f'{{"data":{body}}}'.encode(),
+                    content_format=ContentFormat.JSON,
+                )
+                try:
+                    answer = await asyncio.wait_for(context.request(message).response, ANSWER_SECONDS)
+                except aiocoap.error.Error as error:
+                    raise RefusedError("closed") from error
+                if answer.code != aiocoap.CREATED:
+                    raise RefusedError(answer.code.dotted)
+                self.note("acknowledged", number, node)
+        finally:
+            await context.shutdown()
+
+
+class Feed(threading.Thread):
+    """A live feed of one node."""
+
+    def __init__(self, node: Node, record: Record, devices: Sequence[int]) -> None:
+        super().__init__(name=f"feed-{node.name}", daemon=True)
+        self.node, self.record, self.over = node, record, threading.Event()
+        self._of = {device_id(device): device for device in devices}
+
+    def run(self) -> None:
+        query = f"userId={ADA}&sdids={','.join(self._of)}&Authorization=bearer+{USER_TOKEN}"
+        while not self.over.wait(0.1):
+            link = next(_links)
+            with (
+                suppress(OSError, ValueError, websocket.WebSocketException),
+                create_connection(("127.0.0.1", self.node.http), timeout=30) as sock,
+            ):
+                feed = websocket.create_connection(f"{self.node.websocket}/live?{query}", socket=sock)
+                while not self.over.is_set():
+                    told = json.loads(feed.recv())
+                    if "intensity" in (data := told.get("data", {})):
+                        device = self._of[told["sdid"]]
+                        event = Event(time.monotonic(), "received", device, data["intensity"], self.node.name, link)
+                        self.record.events.append(event)
+
+
+class Callback:
+    """A receiver of notifications, by the server of the standard library."""
+
+    def __init__(self, record: Record, nodes: Sequence[Node], devices: Sequence[int]) -> None:
+        of, subscribed = {device_id(device): device for device in devices}, self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                told: dict[str, Any] = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                if "nonce" in told:
+                    subscribed.nonce = told
+                for row in told.get("data", ()):
+                    number = row["data"]["intensity"]
+                    event = Event(time.monotonic(), "notified", of[row["sdid"]], number, "", 0, told["id"])
+                    record.events.append(event)
+                self.send_response(200)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                """Nothing."""
+
+        self.nonce: dict[str, Any] | None = None
+        self._nodes = nodes
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://localhost:{self._server.server_port}/"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()

@@ -1,0 +1,366 @@
+"""Three daemons on one database, the clients that send through every fault, and what is stored in the end."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import pairwise
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any, Final
+
+import httpx
+import psycopg
+
+from storage.engines.postgresql_target import Target
+from tests.cluster.checker import Epoch, Record, Span, StoredRow, Tables
+from tests.cluster.clients import Callback, Client, Coap, Feed, Paho, PahoTwice, Requests, Revoked, WebSocket
+from tests.cluster.node import Node, wait_until
+from tests.cluster.wrong_clock import WrongClock
+from tests.cutting_proxy import CuttingProxy
+from tests.daemon import (
+    ADA,
+    ADA_EMAIL,
+    DASHBOARD_WITH_SECRET,
+    USER_TOKEN,
+    bearer,
+    command_output,
+    device_id,
+    device_token,
+    run_command,
+    write_world,
+)
+from tests.faults.machine import environment
+from tests.postgresql import Server
+
+PATIENCE_SECONDS: Final = 3.0
+#: Whoever needs longer than this has stopped.
+WAIT_SECONDS: Final = 60.0
+_FENCED: Final = 5
+_NODES: Final = ("a", "b", "c")
+_KINDS: Final[Sequence[type[Client]]] = (Paho, PahoTwice, WebSocket, Requests, Coap, Revoked)
+#: The device whose messages trigger the rule and go to the callback, and the one that the rule's Actions go to.
+_SOURCE: Final = _KINDS.index(Requests)
+_SINK: Final = "ee" * 16
+_SETTINGS: Final = "[outbound]\nallow_private_addresses = true\n"
+#: As operators have it: a commit waits for the disk.
+_DURABLE: Final = ("fsync=on", "full_page_writes=on", "max_wal_size=256MB", "checkpoint_timeout=5min")
+_SINK_TYPE: Final = f"""
+[[device_types]]
+unique_name = "example.sink"
+name = "Sink"
+organization = "Acme"
+manifest = "sink.json"
+
+[[grants]]
+user = "{ADA_EMAIL}"
+application = "Dashboard"
+device_type = "example.sink"
+permissions = ["READ", "WRITE"]
+
+[[devices]]
+id = "{_SINK}"
+owner = "{ADA_EMAIL}"
+type = "example.sink"
+name = "Sink"
+token = "{"ef" * 16}"
+"""
+_SINK_MANIFEST: Final = (
+    '{"fields":[{"name":"number","valueClass":"Integer"}],'
+    '"actions":[{"name":"count","parameters":[{"name":"number","valueClass":"Integer"}]}]}'
+)
+
+
+class ClusterWorld:
+    """Use `running`."""
+
+    def __init__(self, folder: Path, server: Server, database: str, seed: int, names: Sequence[str]) -> None:
+        self.server, self.database = server, database
+        self.chance = random.Random(seed)  # noqa: S311 - a seed for a test
+        self.record = Record(patience=PATIENCE_SECONDS)
+        self.proxies = {name: CuttingProxy(server.folder / ".s.PGSQL.5432") for name in names}
+        settings = f'{_SETTINGS}[storage]\nurl = "{server.url(database)}"\n'
+        config, file = write_world(folder / "provisioned", devices=len(_KINDS), settings=settings)
+        (folder / "provisioned" / "sink.json").write_text(_SINK_MANIFEST, encoding="utf-8")
+        with file.open("a", encoding="utf-8") as more:
+            more.write(_SINK_TYPE)
+        command_output("provision", file, "--config", config)
+        local = folder / "provisioned" / "local.toml"
+        local.write_text(DASHBOARD_WITH_SECRET, encoding="utf-8")
+        command_output("provision", local, "--config", config)
+        self.folder, self.key = folder, folder / "provisioned" / "state" / "key"
+        self.nodes = [self.new_node(name, name) for name in names]
+        self.clocks: dict[str, WrongClock] = {}
+        self.restarts: Counter[str] = Counter()
+        self.unwanted = set[str]()  # these nodes are not to be started again
+        self.clients = [
+            kind(self.nodes, self.record, number, self.chance.random()) for number, kind in enumerate(_KINDS)
+        ]
+        self.feeds = [Feed(node, self.record, range(len(_KINDS))) for node in self.nodes]
+        self.callback = Callback(self.record, self.nodes, range(len(_KINDS)))
+        self.over = threading.Event()
+        self.problems: list[str] = []
+
+    def new_node(self, name: str, folder: str) -> Node:
+        """A daemon behind the proxy of its name, which does not run yet."""
+        port = self.proxies[name].port
+        url = f"postgresql://postgres@127.0.0.1:{port}/{self.database}?sslmode=disable&gssencmode=disable"
+        cluster = f"patience_seconds = {PATIENCE_SECONDS}\n"
+        return Node(self.folder / folder, name, url, self.key, nodes="several", settings=_SETTINGS, cluster=cluster)
+
+    @property
+    def target(self) -> Target:
+        return self.server.target(self.database)
+
+    def node(self) -> Node:
+        return self.chance.choice(self.nodes)
+
+    # While it runs
+
+    def begin(self, *, skewed: bool = False) -> None:
+        """`skewed`: the clocks of the nodes can be set."""
+        for node in self.nodes:
+            with ExitStack() as held:
+                if skewed:
+                    (folder := self.folder / f"clock-{node.name}").mkdir()
+                    self.clocks[node.name] = clock = WrongClock(folder)
+                    held.enter_context(environment(clock.environment))
+                node.begin()
+        for node in self.nodes:
+            node.daemon.wait_ready()
+        for run in (self._supervise, self._look_at_leases):
+            threading.Thread(target=run, daemon=True).start()
+        for feed in self.feeds:
+            feed.start()
+        self._make_rule_and_subscription()
+        for client in self.clients:
+            client.start()
+
+    def _supervise(self) -> None:
+        """As systemd: start a daemon that has ended again, unless another one has its name."""
+        while not self.over.wait(0.2):
+            for node in self.nodes:
+                process = node.daemon.process
+                if process is None or (status := process.poll()) is None or node.name in self.unwanted:
+                    continue
+                if status not in {-signal.SIGKILL, _FENCED}:
+                    last = "\n".join(node.log().splitlines()[-40:])
+                    self.problems.append(f"node {node.name} has ended with status {status}:\n{last}")
+                self.restarts[node.name] += 1
+                with ExitStack() as held:
+                    if node.name in self.clocks:
+                        held.enter_context(environment(self.clocks[node.name].environment))
+                    node.begin()
+
+    def _look_at_leases(self) -> None:
+        """Note each epoch of each lease, as far as it is seen ten times a second."""
+        known: set[Epoch] = set()
+        while not self.over.is_set():
+            with suppress(psycopg.Error, OSError), self.target.connect(name="tests") as connection:
+                while not self.over.wait(0.1):
+                    rows = connection.execute("SELECT name, epoch, instance FROM lease").fetchall()
+                    for one in sorted(Epoch(*row) for row in rows):
+                        if one not in known:
+                            known.add(one)
+                            self.record.epochs.append(one)
+            self.over.wait(0.2)
+
+    def ask(self, method: str, path: str, *, token: str = USER_TOKEN, **body: Any) -> Any:
+        """Of any node that answers."""
+        found: list[Any] = []
+
+        def is_answered() -> bool:
+            with suppress(httpx.TransportError):
+                answer = httpx.request(method, f"{self.node().base}{path}", headers=bearer(token), timeout=10, **body)
+                if answer.status_code == 200:
+                    found.append(answer.json()["data"])
+                elif answer.status_code != 503:
+                    raise AssertionError(f"{method} {path}: {answer.status_code} {answer.text}")
+            return bool(found)
+
+        wait_until(is_answered, f"{method} {path}", WAIT_SECONDS)
+        return found[0]
+
+    def _make_rule_and_subscription(self) -> None:
+        """What the source sends from the next number on triggers the rule, and goes to the callback."""
+        source = self.clients[_SOURCE]
+        assert isinstance(source, Requests)
+        wanted = {"messageType": "message", "uid": ADA, "sdid": device_id(_SOURCE), "callbackUrl": self.callback.url}
+        made = self.ask("POST", "/subscriptions", json=wanted)["id"]
+        wait_until(lambda: self.callback.nonce is not None, "the handshake", WAIT_SECONDS)
+        told = self.callback.nonce or {}
+        self.ask("POST", f"/subscriptions/{made}/validate", json={"aid": told["aid"], "nonce": told["nonce"]})
+        self._subscription = made
+        field = {"sdid": device_id(_SOURCE), "field": "intensity"}
+        then = {"ddid": _SINK, "action": "count", "parameters": {"number": {"valueFrom": field}}}
+        rule = {"if": field | {"operator": ">=", "operand": {"value": 0}}, "then": then}
+        self.ask("POST", "/rules", json={"name": "Counts", "rule": rule})
+
+        def both() -> bool:
+            """The rule and the subscription know of the device's last message."""
+            source.number += 1
+            body = {"sdid": device_id(_SOURCE), "data": {"intensity": source.number}}
+            self.ask("POST", "/messages", json=body, token=device_token(_SOURCE))
+            until = time.monotonic() + 1
+            while time.monotonic() < until:
+                notified = {one.number for one in self.record.of("notified")}
+                if source.number in notified and source.number in self._effects():
+                    return True
+                time.sleep(0.02)
+            return False
+
+        wait_until(both, "the rule and the callback", WAIT_SECONDS)
+        self.record.rule = _SOURCE, source.number
+        self.record.called[_SOURCE] = source.number
+
+    @contextmanager
+    def fault(self, name: str, kind: str, nodes: Sequence[Node] = ()) -> Iterator[None]:
+        """Note when the block began and ended."""
+        begun = time.monotonic()
+        try:
+            yield
+        finally:
+            names = frozenset(node.name for node in nodes)
+            self.record.spans.append(Span(name, kind, names, begun, time.monotonic()))
+
+    def goes_on(self) -> float:
+        """Wait until each node is ready, and each client was acknowledged again; the seconds."""
+        at = time.monotonic()
+        for node in self.nodes:
+            wait_until(lambda of=node: of.health("/readyz") == 200, f"node {node.name} is ready", WAIT_SECONDS)  # type: ignore[misc]
+        for client in self.clients:
+            wait_until(lambda of=client: of.last_acknowledged > at, client.name, WAIT_SECONDS)  # type: ignore[misc]
+        return time.monotonic() - at
+
+    # In the end
+
+    def _query(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
+        with self.target.connect(name="tests") as connection:
+            return connection.execute(sql.encode(), values).fetchall()
+
+    def _effects(self) -> list[int]:
+        rows = self._query(
+            "SELECT a.data::json #>> '{actions,0,parameters,number}' FROM action AS a"
+            " JOIN device AS d ON d.key = a.device WHERE d.id = %s ORDER BY a.position",
+            _SINK,
+        )
+        return [int(number) for (number,) in rows if number is not None]
+
+    def _rows(self) -> list[StoredRow]:
+        of = {device_id(device): device for device in range(len(_KINDS))}
+        rows = self._query(
+            "SELECT m.position, d.id, (m.data::json ->> 'intensity')::bigint FROM message AS m"
+            " JOIN device AS d ON d.key = m.device ORDER BY m.position"
+        )
+        return [StoredRow(position, of[id_], number) for position, id_, number in rows if id_ in of]
+
+    def end(self) -> Tables:
+        """Have the clients end, wait for what is to come, and return what is stored."""
+        for client in self.clients:
+            client.over.set()
+        for client in self.clients:
+            client.join(WAIT_SECONDS)
+        first = self.record.rule[1] if self.record.rule else 0
+        rows = self._rows()
+        due = Counter(row.number for row in rows if row.device == _SOURCE and row.number >= first)
+        _patiently(lambda: Counter(number for number in self._effects() if number >= first) == due, 20)
+
+        def all_came() -> bool:
+            notified = {one.number for one in self.record.of("notified") if one.device == _SOURCE}
+            if due.keys() <= notified:
+                return True
+            # Attempts that failed are due again in seconds or minutes.
+            pending = self.ask("GET", f"/subscriptions/{self._subscription}/deliveries?status=PENDING")
+            if pending:
+                replay = {"ids": [one["id"] for one in pending][:100]}
+                self.ask("POST", f"/subscriptions/{self._subscription}/deliveries/replay", json=replay)
+            return False
+
+        _patiently(all_came, 30)
+        facts = [number for (number,) in self._query("SELECT number FROM fact ORDER BY number")]
+        _patiently(lambda: all(heard == facts[-1:] for heard in map(_heard, self.nodes)), 10)
+        facts = [number for (number,) in self._query("SELECT number FROM fact ORDER BY number")]
+        heard = {node.name: number for node in self.nodes for number in _heard(node)}
+        for feed in self.feeds:
+            feed.over.set()
+        return Tables(self._rows(), self._effects(), facts, heard)
+
+    def stall(self, begun: float, ended: float, nodes: Sequence[str] | None = None) -> float:
+        """The longest time in which nobody was acknowledged, by these nodes or any."""
+        times = sorted(
+            one.at
+            for one in self.record.of("acknowledged")
+            if begun <= one.at <= ended and (nodes is None or one.node in nodes)
+        )
+        moments = [begun, *times, ended]
+        return max(after - before for before, after in pairwise(moments))
+
+
+def _heard(node: Node) -> list[int]:
+    """The number of the last fact that it knows; none while it does not serve."""
+    done = run_command("statistics", "--json", "--config", node.daemon.config)
+    return [json.loads(done.stdout)["other nodes"]["heard"]] if done.returncode == 0 else []
+
+
+def _patiently(is_so: Callable[[], bool], seconds: float) -> None:
+    """Wait until it is so; the checker says what is not."""
+    with suppress(AssertionError):
+        wait_until(is_so, "", seconds)
+
+
+@contextmanager
+def own_server(on: Path) -> Iterator[Server]:
+    """A server in a folder below `on`, where its user may enter."""
+    folder = Path(mkdtemp(prefix="trunkline-pg.", dir=on))
+    server = Server(folder)
+    try:
+        server.make(*_DURABLE)
+        server.start()
+        server.administration.execute("CREATE DATABASE store TEMPLATE template0")
+        server.administration.close()
+        yield server
+        server.stop("immediate")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def running(
+    folder: Path, server: Server, database: str, seed: int, *, names: Sequence[str] = _NODES, skewed: bool = False
+) -> Iterator[ClusterWorld]:
+    """Daemons and clients, until the block ends."""
+    world = ClusterWorld(folder, server, database, seed, names)
+    try:
+        world.begin(skewed=skewed)
+        yield world
+    except BaseException:  # whatever it is: raised again
+        for node in world.nodes:
+            print(f"\nnode {node.name}:", *node.log().splitlines()[-20:], sep="\n", file=sys.stderr)  # noqa: T201
+        raise
+    finally:
+        world.over.set()
+        for over in (one.over for ones in (world.clients, world.feeds) for one in ones):
+            over.set()
+        for node in world.nodes:
+            with suppress(ProcessLookupError):
+                node.close()
+        for proxy in world.proxies.values():
+            proxy.close()
+        world.callback.close()
+
+
+def process_of(node: Node) -> int:
+    assert node.daemon.process is not None
+    return node.daemon.process.pid
+
+
+def send(node: Node, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(process_of(node), number)
