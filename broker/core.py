@@ -38,5 +38,5 @@ class Core(msgspec.Struct, frozen=True):
     peers: FactLog | None = None
 
     def knock(self, lease: LeaseName, worker: str) -> Knock:
-        """What wakes a worker that runs with this lease, by its name."""
+        """Wakes a worker that runs with this lease, by its name."""
         return Knock(self.database, self.news, worker, None if self.peers is None else self.leases.of(lease))

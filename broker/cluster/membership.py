@@ -110,7 +110,7 @@ class NodeMembership(RenewedDeadline):
         assert held is not None, "no other node has this name"  # noqa: S101 - `take` replaces a node of the same name
         await self._table.run(partial(_free, held))
         try:
-            await self._check_versions()  # of those that began at the same time
+            await self._check_versions()  # another one may have begun at the same time
         except StoreError:
             await self._table.leave(held, shared)
             raise
@@ -337,7 +337,7 @@ class NodeMembership(RenewedDeadline):
                 continue
             self._given[which] = self._now()
             self._stays_until = self._now() + self._seconds / 4
-            handing.start_soon(self._hand_on, leases.of(which))  # others are buried meanwhile
+            handing.start_soon(self._hand_on, leases.of(which))  # others are buried beside it
             return
 
     def _give_all_away(self, nodes: Sequence[LeaseRecord], leases: Leases, handing: trio.Nursery) -> None:
@@ -379,7 +379,7 @@ def _of_workers(leases: LeaseStore) -> list[LeaseRecord]:
 
 
 def _holders(leases: LeaseStore) -> dict[str, str]:
-    """Who has the leases of workers that somebody has, by their names."""
+    """The holders of workers' leases, by their names."""
     return {one.name: one.node for one in _of_workers(leases)}
 
 

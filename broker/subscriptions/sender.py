@@ -110,7 +110,7 @@ class NotificationSender:
             task_status.started()
 
     def forget_all(self) -> None:
-        """Another node sends. What became of the last attempts is stored, or they are made again."""
+        """Another node sends. The results of the last attempts are stored, or they are made again."""
         self._tasks = None
         self._under_way.clear()
         self._settled, self._failing, self._with_room = {}, {}, {}

@@ -121,7 +121,7 @@ class _Endpoint:
         self._noun = noun
         self._guard = guard
         self._named = named
-        #: What another node has acknowledged is known to this call, but for messages: a commit reads it anyway.
+        #: Heard before the call, so that it knows all that other nodes have answered. Messages hear at their commit.
         self._peers = None if call.counted is Counted.MESSAGES else peers
         self.has_nowait = call.nowait is not None
         self._nowait = None if call.nowait is None else call.nowait(noun)

@@ -98,7 +98,7 @@ class RuleEngine:
         self._is_open = self._peers is None  # takes rules
         self._is_placed = False  # knows the common position
         self._late: dict[RuleKey, RunningRule] = {}  # rules for which it has to go back
-        self._common = Position(0)  # all rules have come to here, but for those that are behind
+        self._common = Position(0)  # all rules have come to here, but for the late ones
         self._has_behind = False
         self._bound: tuple[CommitGroup, Sequence[RunningRule]] | None = None  # the last commit, and what triggered
         self._wakeup = Wakeup()
