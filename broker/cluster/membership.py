@@ -194,8 +194,11 @@ class NodeMembership(RenewedDeadline):
         return is_held
 
     def status(self) -> NodeStatus:
+        found = super().status()
+        serving = {one.node for one in self._seen}  # a node that has waited before still has the name of one that does
         return replace(
-            super().status(),
+            found,
+            standbys=tuple(one for one in found.standbys if one not in serving),
             nodes=tuple(one.node for one in self._seen),
             behind_rows=self._own.behind_rows,
             behind_facts=self._own.behind_facts,

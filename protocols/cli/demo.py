@@ -5,7 +5,7 @@ import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,22 @@ from broker.ids import new_id
 from broker.provisioning import ProvisionReport
 from broker.services import Services
 from config.logging import configure_logging
-from config.settings import Address, Coap, ConsoleSettings, Http, Log, Lwm2m, Mqtt, Outbound, Settings, Storage
+from config.settings import (
+    Address,
+    Coap,
+    ConsoleSettings,
+    Http,
+    Log,
+    Lwm2m,
+    Mqtt,
+    Outbound,
+    Settings,
+    Storage,
+    load_settings,
+)
 from config.shown_command import with_state
 from protocols.cli.daemon_failures import failures_reported
+from protocols.cli.demo_nodes import KEY, DemoNode, introduction_of, simulate_over, start_others
 from protocols.cli.failures import CommandError
 from protocols.cli.serve import announce
 from protocols.daemon import run_daemon
@@ -58,6 +71,7 @@ _SCENE = "5c" * 16
 _WARM_RULE, _QUIET_RULE = "1e" * 16, "2e" * 16
 
 
+_KINDS = (socket.SOCK_STREAM, socket.SOCK_STREAM, socket.SOCK_DGRAM)
 _PORT = click.IntRange(0, 65535)
 
 
@@ -79,6 +93,14 @@ _PORT = click.IntRange(0, 65535)
 @click.option("--mqtt-port", type=_PORT, default=1883, show_default=True)
 @click.option("--coap-port", type=_PORT, default=5683, show_default=True)
 @click.option("--lwm2m-port", type=_PORT, default=5686, show_default=True)
+@click.option(
+    "--nodes",
+    "number",
+    type=click.IntRange(1, 9),
+    default=1,
+    show_default=True,
+    help="Serve with several nodes, on this port and the next ones; needs --store postgresql://…",
+)
 @click.option("--show-actions", is_flag=True, help="Print the Actions that the simulated devices receive.")
 @click.pass_context
 def demo(
@@ -89,9 +111,14 @@ def demo(
     mqtt_port: int,
     coap_port: int,
     lwm2m_port: int,
+    number: int,
     show_actions: bool,
 ) -> None:
     """Serve with demo data and simulated devices, on this machine only, and print commands to try."""
+    if number > 1:
+        ports = {"http": http_port, "mqtt": mqtt_port, "coap": coap_port}
+        _serve_together(ctx, state.expanduser(), store, number, ports, show_actions)
+        return
     settings = Settings(
         state_dir=state.expanduser(),
         http=Http(bind=Address(_HOST, _port(ctx, "http_port", http_port))),
@@ -103,10 +130,39 @@ def demo(
         log=Log(level="warning"),
         storage=Storage(url=store),
     )
+    _serve(settings, (), show_actions)
+
+
+def _serve(settings: Settings, nodes: Sequence[DemoNode], show_actions: bool) -> None:
     with_state(settings.state_dir)
     configure_logging(settings.log.level, settings.log.format)
     with failures_reported():
-        trio.run(_run, settings, show_actions, clock=PausingClock())
+        trio.run(_run, settings, nodes, show_actions, clock=PausingClock())
+
+
+def _serve_together(
+    ctx: click.Context, state: Path, store: str, number: int, ports: Mapping[str, int], show_actions: bool
+) -> None:
+    """Serve with several nodes, of which this process is the first one."""
+    if store == "sqlite":
+        raise CommandError(
+            "--nodes needs a store that several nodes can share: --store postgresql://USER@HOST/DATABASE, a database"
+            " made by: createdb --template template0 --encoding UTF8 --locale C DATABASE",
+            2,
+        )
+    folder, nodes = state.with_name(f"{state.name}-nodes"), list[DemoNode]()
+    for at in range(number):
+        name = chr(ord("a") + at)
+        node = DemoNode(name, folder / f"{name}.toml", folder / name if at else state)
+        taken = {
+            one: _port(ctx, f"{one}_port", port + at if port else 0, kind)
+            for (one, port), kind in zip(ports.items(), _KINDS, strict=True)
+        }
+        node.configure(ports=taken, store=store, operator=_ADMINISTRATOR)
+        nodes.append(node)
+    with failures_reported():
+        settings = load_settings(nodes[0].config)
+    _serve(settings, nodes, show_actions)
 
 
 def _port(ctx: click.Context, option: str, port: int, kind: socket.SocketKind = socket.SOCK_STREAM) -> int:
@@ -124,7 +180,7 @@ def _port(ctx: click.Context, option: str, port: int, kind: socket.SocketKind = 
     return port
 
 
-async def _run(settings: Settings, show_actions: bool) -> None:
+async def _run(settings: Settings, nodes: Sequence[DemoNode], show_actions: bool) -> None:
     async with trio.open_nursery() as simulators:
 
         async def ready(services: Services, addresses: Mapping[str, Address]) -> None:
@@ -137,12 +193,22 @@ async def _run(settings: Settings, show_actions: bool) -> None:
             await announce(services, addresses)
             code = await services.accounts.console.new_code(_ADMINISTRATOR)
             link = f"http://{addresses['http']}/console/enter?code={code}"
-            click.echo("\n".join(_introduction(settings, addresses, report, user_token, tokens, link)))
             stopping = services.core.life.stopping
-            for device in _DEVICES:
-                address = addresses.get(_LISTENERS.get(device.protocol or "", ""))
-                if address is not None:  # LWM2M needs GnuTLS
-                    output = None if show_actions else subprocess.DEVNULL
+            if nodes:
+                nodes[0].serves(addresses)
+                await start_others(nodes[1:], settings.state_dir / KEY, stopping, simulators)
+            introduction = _introduction(settings, addresses, report, user_token, tokens, link, introduction_of(nodes))
+            click.echo("\n".join(introduction))
+            output = None if show_actions else subprocess.DEVNULL
+            for number, device in enumerate(_DEVICES):
+                listener = _LISTENERS.get(device.protocol or "", "")
+                if (address := addresses.get(listener)) is None:  # LWM2M needs GnuTLS
+                    continue
+                if nodes:
+                    simulate = partial(_simulate_at, device, tokens[device.id], output)
+                    # The last node first: it is one to be killed.
+                    simulators.start_soon(simulate_over, nodes[::-1], number, listener, simulate, stopping)
+                else:
                     simulators.start_soon(_simulate, device, address, tokens[device.id], stopping, output)
 
         await run_daemon(settings, ready=ready)
@@ -239,6 +305,10 @@ async def _device_token(services: Services, device_id: str) -> str:
     return services.core.vault.open(token.sealed)
 
 
+async def _simulate_at(device: _Device, token: str, output: int | None, address: Address, ended: trio.Event) -> None:
+    await _simulate(device, address, token, ended, output)
+
+
 async def _simulate(device: _Device, address: Address, token: str, stopping: trio.Event, output: int | None) -> None:
     """Run a simulated device in a process of its own, until the daemon begins to stop. Its errors are shown.
 
@@ -269,8 +339,9 @@ def _introduction(
     user_token: str,
     tokens: Mapping[str, str],
     link: str,
+    about_nodes: Sequence[str] = (),
 ) -> list[str]:
-    """Up to 25 lines that begin and end with the link to the console. docs/first-steps.md goes on from here."""
+    """Some 25 lines that begin and end with the link to the console. docs/first-steps.md goes on from here."""
     http, mqtt = addresses["http"], addresses["mqtt"]
     passwords = [one.value for one in report.generated if one.key == "password"]
     password = passwords[0] if passwords else "(was shown when this state directory was new)"
@@ -287,7 +358,7 @@ def _introduction(
         "DEVICE_TOKEN": tokens[yours.id],
     }
     lwm2m = f"   LWM2M (DTLS) {addresses['lwm2m_dtls']}" if "lwm2m_dtls" in addresses else ""
-    simulated = ", ".join(device.name for device in _DEVICES if device.protocol is not None)
+    simulated = ", ".join(device.name for device in _DEVICES if _LISTENERS.get(device.protocol or "", "") in addresses)
     own = " and ".join(device.name for device in _DEVICES if device.protocol is None)
     return [
         "",
@@ -297,6 +368,7 @@ def _introduction(
         "            (signs you in once, within a quarter of an hour)",
         f"  Sign in   {_ADMINISTRATOR}, password {password}",
         f"  Listens   HTTP {http}   MQTT {mqtt}   CoAP {addresses['coap']}{lwm2m}",
+        *about_nodes,
         f"  Devices   simulated: {simulated}; yours to try: {own}",
         f"  State     {settings.state_dir}",
         "",

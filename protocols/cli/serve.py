@@ -1,7 +1,9 @@
 """`trunkline serve`: the daemon in the foreground."""
 
 import os
+import signal
 import sys
+import threading
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -28,8 +30,9 @@ _log = structlog.get_logger(__name__)
 @click.command()
 @click.option("--check", is_flag=True, help="Look at configuration, certificates, key and store, and exit.")
 @click.option("--dry-start", "dry", is_flag=True, help="Start once on a copy of the schema, on free ports, and exit.")
+@click.option("--until-stdin-ends", is_flag=True, hidden=True, help="End with the process that started this one.")
 @config_option_with("The configuration file; without it, only the TRUNKLINE_… environment variables count.")
-def serve(check: bool, dry: bool, config: Path | None) -> None:
+def serve(check: bool, dry: bool, until_stdin_ends: bool, config: Path | None) -> None:
     """Serve devices and applications until SIGTERM or SIGINT. SIGHUP reloads certificates, log level, rates and limits.
 
     Exit status: 0 after a graceful stop, 2 for a bad configuration, 3 when a listener cannot be opened, 4 when the
@@ -52,6 +55,8 @@ def serve(check: bool, dry: bool, config: Path | None) -> None:
             click.echo(f"a daemon with this configuration starts: {', '.join(settings.listeners)}")
             return
         configure_logging(settings.log.level, settings.log.format)
+        if until_stdin_ends:
+            threading.Thread(target=_interrupt_with_stdin, daemon=True).start()
         try:
             with failures_reported():
                 trio.run(
@@ -63,6 +68,12 @@ def serve(check: bool, dry: bool, config: Path | None) -> None:
                 raise
             _log.error("not_started", reason=str(error), status=error.status)
             raise click.exceptions.Exit(error.status) from error
+
+
+def _interrupt_with_stdin() -> None:
+    """Stop with the parent: its pipe closes, also when it is killed."""
+    os.read(0, 1)
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def _check(settings: Settings) -> None:

@@ -84,12 +84,12 @@ def _is_silent(one: NodeSeen) -> bool:
 
 def _about(one: NodeSeen, name: str) -> str:
     report, since = one.report, dt.datetime.fromtimestamp(one.since / 1000, dt.UTC)
+    version, this = one.version.partition(" ")[0], " (this one)" if one.node == name else ""
     return (
-        f"node {one.node}{' (this one)' if one.node == name else ''}, epoch {one.epoch}, Trunkline {one.version}, since"
-        f" {since:%Y-%m-%d %H:%M} UTC, heard {one.heard_seconds:.1f} s ago; does for all:"
-        f" {', '.join(one.leases) or '-'};"
-        f" {report.connections:,} connections of devices, {report.behind_rows:,} messages and {report.behind_facts:,}"
-        f" changes behind, a commit takes {report.latency_seconds * 1000:,.1f} ms"
+        f"node {one.node}{this}, epoch {one.epoch}, Trunkline {version}, since {since:%Y-%m-%d %H:%M} UTC, heard"
+        f" {one.heard_seconds:.1f} s ago; does for all: {', '.join(one.leases) or '-'}; {report.connections:,}"
+        f" connections of devices, {report.behind_rows:,} messages and {report.behind_facts:,} changes behind, a commit"
+        f" takes {report.latency_seconds * 1000:,.1f} ms"
     )
 
 

@@ -177,6 +177,9 @@ def test_three_nodes_are_restarted_one_after_the_other_without_a_refused_request
         for sent, node in enumerate(nodes):
             assert run_command("drain", "--config", node.daemon.config).stdout.endswith("the node has ended\n")
             assert node.status() == 0
+            if node is nodes[0]:
+                log = node.log()
+                assert log.index("lease_given_away") < log.index("drained")
             node.start()
             # HAProxy sends somebody to it before the next one goes.
             wait_until(lambda node=node: node.health("/readyz") == 200, "it serves again")  # type: ignore[misc]

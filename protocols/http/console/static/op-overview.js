@@ -76,13 +76,19 @@ function nodes(node) {
   h("details", {}, h("summary", {}, "What each node has for itself"), h("ul", {}, node.apart.map((text) => h("li", {}, text)))));
 }
 
+function connections(data) {
+  const all = data.node?.nodes ?? [];
+  if (!all.length) return [["Connections of devices", whole(of(data, "connections", "links"))]];
+  return [["Connections here", whole(of(data, "connections", "links"))], ["Of all nodes", whole(all.reduce((sum, one) => sum + one.connections, 0))]];
+}
+
 function paint(data) {
   const found = alarms(data), room = data.room;
   fill(body.alarms, found.length ? h("ul", { class: "alarms" }, found.map(([name, text, href]) => h("li", {}, h("div", {}, h("p", {}, h("b", {}, name)), h("p", {}, text)),
     href ? h("a", { href, "aria-label": `Open: ${name}` }, "Open") : null))) : h("ul", { class: "alarms" }, h("li", { class: "calm" }, h("p", {}, "The service is ready, and nothing is wrong that it knows of."))));
   fill(body.figures, figures(
     ["Version", h("span", { title: data.version }, data.version.split(" ")[0])], ["Runs since", time(data.startedOn)], ...RATES.map(([name, ...at]) => [name, rate(data, ...at)]),
-    ["Devices online", whole(of(data, "presence", "online"))], ["Connections of devices", whole(of(data, "connections", "links"))],
+    ["Devices online", whole(of(data, "presence", "online"))], ...connections(data),
     ["Live feeds", whole(of(data, "feeds", "subscribers"))], ["Waiting to be stored", whole(of(data, "store", "waiting_rows"))]));
   fill(body.listeners, h("table", { class: "cards" }, h("caption", { class: "unseen" }, "Listeners"), heads("Listener", "Address", "State", "Answers"), h("tbody", {}, data.listeners.map((one) =>
     h("tr", {}, h("th", { scope: "row" }, one.name), h("td", { "data-label": "Address" }, h("code", {}, one.address || "–")),
