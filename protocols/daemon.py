@@ -312,7 +312,7 @@ async def _look_after_others(serving: Serving | None, services: Services) -> Non
     if serving is None or (member := serving.membership) is None:
         return
     core = services.core
-    await member.look_after_forever(core.database, core.leases, services.wills.resume)
+    await member.look_after_forever(core.database, core.leases, services.wills.adopt)
 
 
 def _observe(core: Core, engine: StoreAnywhere) -> None:

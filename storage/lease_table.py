@@ -8,6 +8,7 @@ from storage.database import EngineConnection, StoreEngine
 from storage.device_connections import DeviceConnectionStore
 from storage.facts import FactStore
 from storage.leases import HeldLease, LeaseRecord, LeaseStore
+from storage.mqtt_wills import MqttWillStore
 from storage.worker_thread import Worker, WorkerThread
 
 T = TypeVar("T")
@@ -89,7 +90,9 @@ class LeaseTable:
 
         def work(leases: LeaseStore) -> None:
             leases.free(held.node)
-            DeviceConnectionStore(self._opened()).end_all(held.node)
+            connection = self._opened()
+            DeviceConnectionStore(connection).end_all(held.node)
+            MqttWillStore(connection).take_over("", held.node, connection.now_ms())
             leases.give_back(held)
             leases.leave(shared)
 

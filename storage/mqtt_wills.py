@@ -32,38 +32,67 @@ _COLUMNS: Final = WillRecord.__struct_fields__
 
 
 class MqttWillStore(Store):
-    def of_connections(self) -> list[WillRecord]:
-        """The wills of connections that have gone with their daemon; those to other nodes go on."""
+    """`node` is the one, of several, whose connection a will is of, or that publishes it."""
+
+    def of_connections(self, node: str = "") -> list[WillRecord]:
+        """The wills of connections."""
         rows = self._db.execute(
-            "SELECT * FROM mqtt_will WHERE is_away = 0 AND NOT EXISTS (SELECT 1 FROM device_connection AS c"
-            " WHERE c.device = mqtt_will.device) ORDER BY device"
+            "SELECT * FROM mqtt_will WHERE is_away = 0 AND node = :node ORDER BY device", {"node": node}
         )
         return [_will(row) for row in rows]
 
-    def away(self) -> list[tuple[WillRecord, Milliseconds]]:
+    def away(self, node: str = "") -> list[tuple[WillRecord, Milliseconds]]:
         """The wills that wait, and when they are due."""
-        rows = self._db.execute("SELECT * FROM mqtt_will WHERE is_away = 1 ORDER BY due_on, device")
+        rows = self._db.execute(
+            "SELECT * FROM mqtt_will WHERE is_away = 1 AND node = :node ORDER BY due_on, device", {"node": node}
+        )
         return [(_will(row), row["due_on"]) for row in rows]
 
-    def keep(self, will: WillRecord) -> None:
+    def keep(self, will: WillRecord, node: str = "") -> None:
         """The will of a connection."""
         values = [getattr(will, name) for name in _COLUMNS]
         values[_COLUMNS.index("retain")] = int(will.retain)
-        self._db.put_many("mqtt_will", ("is_away", *_COLUMNS), ("device", "is_away"), [[0, *values]])
+        columns = ("is_away", "node", *_COLUMNS)
+        self._db.put_many("mqtt_will", columns, ("device", "is_away", "node"), [[0, node, *values]])
 
-    def wait(self, device: DeviceKey, due_on: Milliseconds) -> None:
+    def wait(self, device: DeviceKey, due_on: Milliseconds, node: str = "") -> None:
         """The connection has ended, and its will is due later."""
-        self.forget(device, is_away=True)
+        self.forget(device, is_away=True, node=node)
         self._db.execute(
-            "UPDATE mqtt_will SET is_away = 1, due_on = :due_on WHERE device = :device AND is_away = 0",
-            {"device": device, "due_on": due_on},
+            "UPDATE mqtt_will SET is_away = 1, due_on = :due_on"
+            " WHERE device = :device AND is_away = 0 AND node = :node",
+            {"device": device, "due_on": due_on, "node": node},
         )
 
-    def forget(self, device: DeviceKey, *, is_away: bool) -> None:
+    def forget(self, device: DeviceKey, *, is_away: bool, node: str = "") -> None:
         self._db.execute(
-            "DELETE FROM mqtt_will WHERE device = :device AND is_away = :is_away",
-            {"device": device, "is_away": int(is_away)},
+            "DELETE FROM mqtt_will WHERE device = :device AND is_away = :is_away AND node = :node",
+            {"device": device, "is_away": int(is_away), "node": node},
         )
+
+    def others(self, node: str) -> list[str]:
+        """The nodes, but for this one, that have wills."""
+        rows = self._db.execute("SELECT DISTINCT node FROM mqtt_will WHERE node <> :node ORDER BY node", {"node": node})
+        return [str(row["node"]) for row in rows]
+
+    def take_over(self, node: str, former: str, now_ms: str) -> None:
+        """The wills of a former node, whose connections have ended, are this one's: they wait for their delay. Of two
+        of a device the one that would come later stays. `now_ms` is an expression."""
+        nodes = {"node": node, "former": former}
+        of_former = "SELECT device FROM mqtt_will WHERE node = :former"
+        self._db.execute(
+            f"UPDATE mqtt_will SET due_on = {now_ms} + delay_seconds * 1000 WHERE node = :former AND is_away = 0",  # noqa: S608
+            {"former": former},
+        )
+        self._db.execute(
+            f"DELETE FROM mqtt_will WHERE node = :former AND is_away = 1 AND device IN ({of_former} AND is_away = 0)",  # noqa: S608
+            {"former": former},
+        )
+        self._db.execute(
+            f"DELETE FROM mqtt_will WHERE node = :node AND is_away = 1 AND device IN ({of_former})",  # noqa: S608 - constants
+            nodes,
+        )
+        self._db.execute("UPDATE mqtt_will SET node = :node, is_away = 1 WHERE node = :former", nodes)
 
 
 def _will(row: Mapping[str, Any]) -> WillRecord:

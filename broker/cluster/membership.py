@@ -273,7 +273,7 @@ class NodeMembership(RenewedDeadline):
         Args:
             database: of this node.
             leases: this node gains and loses them.
-            buried: called when a node was buried.
+            buried: called when this node has buried one.
         """
         async with trio.open_nursery() as nursery:
             task_status.started()
@@ -287,8 +287,7 @@ class NodeMembership(RenewedDeadline):
             try:
                 nodes = await self._table.run(_nodes)
                 for one in nodes:
-                    if one.node != self.node and self._overdue.is_over(one):
-                        await self._bury(one, database)
+                    if one.node != self.node and self._overdue.is_over(one) and await self._bury(one, database):
                         await buried()
                 if self.is_draining:
                     self._give_all_away(nodes, leases, handing)
@@ -303,11 +302,13 @@ class NodeMembership(RenewedDeadline):
                 outage.failed(error)
             await trio.sleep(min(1.0, self._seconds / 8))
 
-    async def _bury(self, record: LeaseRecord, database: Database) -> None:
+    async def _bury(self, record: LeaseRecord, database: Database) -> bool:
+        """False: it was renewed since, or another node has done it."""
         # A process that stands still may hold locks.
         await self._table.end_sessions(record.instance)
-        if await database.write(partial(_bury, record)):
+        if is_buried := await database.write(partial(_bury, self.node, record)):
             _log.warning("node_buried", node=record.node, epoch=record.epoch)
+        return is_buried
 
     async def _take_workers(self, nodes: Sequence[LeaseRecord], leases: Leases) -> None:
         """Take what is free: this node's part at once, that of another one when it has not taken it for some looks."""
@@ -395,8 +396,9 @@ def _free(held: HeldLease, leases: LeaseStore) -> None:
     leases.free(held.node)
 
 
-def _bury(record: LeaseRecord, tx: Transaction) -> bool:
+def _bury(node: str, record: LeaseRecord, tx: Transaction) -> bool:
     if not tx.leases.bury(record):
         return False
+    tx.mqtt_wills.take_over(node, record.node, tx.connection.now_ms())
     tx.devices.end_online_periods_of(tx.device_connections.end_all(record.node))
     return True

@@ -3,10 +3,14 @@
 A will is stored before its CONNACK is sent. It is published and removed in one commit, so that it is published once,
 however often the daemon is killed. After a kill the store has the wills of connections that were open, which ended
 then, and wills that wait for their delay.
+
+Of several nodes each publishes its own. Who buries a node takes its wills over in the same transaction, and one that
+leaves gives them to whoever looks first.
 """
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -30,6 +34,8 @@ from storage.mqtt_wills import WillRecord
 from storage.outages import Outage
 from storage.sql import StoreError
 
+#: How often a node looks for the wills of nodes that have left.
+_ADOPT_SECONDS: Final = 20.0
 #: Wills that are published in one turn of the loop.
 _TURN: Final = 64
 _RETRY_SECONDS: Final = 10.0
@@ -56,6 +62,8 @@ class Wills:
     def __init__(self, core: Core, registry: Devices, ingest: Ingest, topics: TopicsRoom, overhead: Overhead) -> None:
         self._core = core
         self._database = core.database
+        #: The name of this node among several; empty: the only one.
+        self._node = "" if core.peers is None else core.settings.cluster.name
         self._registry = registry
         self._ingest = ingest
         self._topics = topics
@@ -66,25 +74,42 @@ class Wills:
         self._published = 0
 
     async def resume(self) -> None:
-        """After the start of the daemon: no device is connected. `publish_forever` publishes what is due."""
-        of_connections, away = await self._database.read(_all)
+        """After the start of the daemon: no device is connected to it. `publish_forever` publishes what is due."""
+        if await self._database.read(lambda tx: tx.mqtt_wills.others(self._node)):
+            await self._database.write(partial(_take_over, self._node))
+        of_connections, away = await self._database.read(partial(_all, self._node))
         connected = {will.device for will in of_connections}
         # Killed between the commit of a new session, which ended the wait, and that of the will.
         overtaken = [will for will, _ in away if will.device in connected]
         owners = {one.key: one for one in await self._registry.get_all(will.device for will in overtaken)}
         now, now_ms = trio.current_time(), self._core.clock.now_ms()
-        has_delays = self._core.settings.mqtt.persistent_sessions == "on"
         for will in overtaken:
             if will.device in owners:
                 self._publish(owners[will.device], will, None)
         for will, due_on in away:
-            # After the clock was set back, a will waits no longer than its delay.
-            seconds = min((due_on - now_ms) / 1000, will.delay_seconds) if has_delays else 0
-            self._wait(will, now + seconds)
+            self._wait_until(will, due_on)
         for will in of_connections:
             due_on = Milliseconds(now_ms + will.delay_seconds * 1000)
-            self._database.write_nowait(partial(_wait, will.device, due_on), size=WRITE_BYTES)
-            self._wait(will, now + (will.delay_seconds if has_delays else 0))
+            self._database.write_nowait(partial(_wait, self._node, will.device, due_on), size=WRITE_BYTES)
+            self._wait(will, now + (will.delay_seconds if self._has_delays else 0))
+
+    async def adopt(self) -> None:
+        """Publish the wills that this node has taken over: those of a node that it has buried, and of nodes that have
+        left. Raises StoreError."""
+        if await self._database.read(lambda tx: "" in tx.mqtt_wills.others(self._node)):
+            await self._database.write(partial(_take_over, self._node))
+        for will, due_on in await self._database.read(lambda tx: tx.mqtt_wills.away(self._node)):
+            if will.device not in self._waiting:
+                self._wait_until(will, due_on)
+
+    @property
+    def _has_delays(self) -> bool:
+        return self._core.settings.mqtt.persistent_sessions == "on"
+
+    def _wait_until(self, will: WillRecord, due_on: Milliseconds) -> None:
+        # After the clock was set back, a will waits no longer than its delay.
+        seconds = min((due_on - self._core.clock.now_ms()) / 1000, will.delay_seconds) if self._has_delays else 0
+        self._wait(will, trio.current_time() + seconds)
 
     def _wait(self, will: WillRecord, due_at: float) -> None:
         self._waiting[will.device] = _Waiting(due_at, will)
@@ -94,11 +119,11 @@ class Wills:
 
     async def keep(self, will: WillRecord) -> None:
         """Store the will of a new connection. Raises StoreError."""
-        await self._database.write(partial(_keep, will))
+        await self._database.write(partial(_keep, self._node, will))
 
     def keep_with_next_commit(self, will: WillRecord) -> None:
         """Keep a will in the next commit; see `keep`."""
-        self._database.write_nowait(partial(_keep, will), size=will.size + WRITE_BYTES)
+        self._database.write_nowait(partial(_keep, self._node, will), size=will.size + WRITE_BYTES)
 
     def begun(self, device: DeviceKey, is_present: bool) -> None:
         """A connection has begun, with the session that the waiting will belongs to, or with a new one."""
@@ -113,7 +138,7 @@ class Wills:
         """The connection has ended: publish its will at once or after `seconds`, or forget it."""
         if is_due and seconds:
             due_on = Milliseconds(self._core.clock.now_ms() + seconds * 1000)
-            self._database.write_nowait(partial(_wait, device.key, due_on), size=WRITE_BYTES)
+            self._database.write_nowait(partial(_wait, self._node, device.key, due_on), size=WRITE_BYTES)
             self._wait(will, trio.current_time() + seconds)
             return
         self._forget(device.key, is_away=False)
@@ -121,7 +146,7 @@ class Wills:
             self._publish(device, will, meter)
 
     def _forget(self, device: DeviceKey, *, is_away: bool) -> None:
-        self._database.write_nowait(lambda tx: tx.mqtt_wills.forget(device, is_away=is_away), size=WRITE_BYTES)
+        self._database.write_nowait(partial(_forget, self._node, device, is_away), size=WRITE_BYTES)
 
     # --- Publication ---
 
@@ -129,8 +154,13 @@ class Wills:
         """Publish wills when they are due; those of a daemon that has ended before any device connects."""
         await self._publish_due()
         task_status.started()
+        adopt_at = trio.current_time() + _ADOPT_SECONDS if self._node else math.inf
         while True:
-            with trio.move_on_at(min((one.due_at for one in self._waiting.values()), default=math.inf)):
+            if trio.current_time() >= adopt_at:
+                adopt_at = trio.current_time() + _ADOPT_SECONDS
+                with suppress(StoreError):  # it looks again
+                    await self.adopt()
+            with trio.move_on_at(min((one.due_at for one in self._waiting.values()), default=adopt_at)):
                 self._is_due = trio.Event()
                 await self._is_due.wait()
             await self._publish_due()
@@ -143,7 +173,11 @@ class Wills:
             await self._publish_some(due[begin : begin + _TURN])
 
     async def _publish_some(self, due: Sequence[_Waiting]) -> None:
+        elsewhere: set[DeviceKey] = set()
         try:
+            if self._node:
+                keys = [one.will.device for one in due if one.will.delay_seconds]
+                elsewhere = await self._database.read(lambda tx: tx.device_connections.connected(keys))
             devices = {one.key: one for one in await self._registry.get_all(one.will.device for one in due)}
         except StoreError as error:
             self._outage.failed(error)
@@ -158,7 +192,7 @@ class Wills:
                 continue
             del self._waiting[key]
             self._forget(key, is_away=True)
-            if (device := devices.get(key)) is not None:
+            if key not in elsewhere and (device := devices.get(key)) is not None:  # it is back on another node in time
                 self._publish(device, one.will, None)
 
     def _publish(self, device: Device, will: WillRecord, meter: Meter | None) -> None:
@@ -198,13 +232,25 @@ class Wills:
         return WillStatistics(len(self._waiting), self._published)
 
 
-def _all(tx: Transaction) -> tuple[list[WillRecord], list[tuple[WillRecord, Milliseconds]]]:
-    return tx.mqtt_wills.of_connections(), tx.mqtt_wills.away()
+def _all(node: str, tx: Transaction) -> tuple[list[WillRecord], list[tuple[WillRecord, Milliseconds]]]:
+    return tx.mqtt_wills.of_connections(node), tx.mqtt_wills.away(node)
 
 
-def _keep(will: WillRecord, tx: Transaction) -> None:
-    tx.mqtt_wills.keep(will)
+def _take_over(node: str, tx: Transaction) -> None:
+    """The wills of nodes that have left; the only daemon has those of all."""
+    now_ms = tx.connection.now_ms()
+    for former in tx.mqtt_wills.others(node):
+        if not (node and former):
+            tx.mqtt_wills.take_over(node, former, now_ms)
 
 
-def _wait(device: DeviceKey, due_on: Milliseconds, tx: Transaction) -> None:
-    tx.mqtt_wills.wait(device, due_on)
+def _keep(node: str, will: WillRecord, tx: Transaction) -> None:
+    tx.mqtt_wills.keep(will, node)
+
+
+def _wait(node: str, device: DeviceKey, due_on: Milliseconds, tx: Transaction) -> None:
+    tx.mqtt_wills.wait(device, due_on, node)
+
+
+def _forget(node: str, device: DeviceKey, is_away: bool, tx: Transaction) -> None:
+    tx.mqtt_wills.forget(device, is_away=is_away, node=node)

@@ -1,5 +1,6 @@
 """Nodes that are killed, stand still, are replaced, or may not serve: the others serve on (reference 27.25)."""
 
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import closing
@@ -22,14 +23,14 @@ WORKERS = 8
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Node]]:
-    with running_nodes(tmp_path_factory.mktemp("cluster"), "a", "b") as found:
+    with running_nodes(tmp_path_factory.mktemp("cluster"), "a", "b", "c") as found:
         yield found
 
 
 def test_a_node_that_is_killed_is_buried_and_the_other_serves_on(nodes: list[Node]) -> None:
-    a, b = nodes
-    with closing(live_feed(b, 0)) as feed:
-        with closing(Light(a, 0)) as light, closing(Light(a, 1)):
+    a, b, c = nodes
+    with closing(live_feed(b, 0)) as feed, closing(Light(c, 4, will=98)):
+        with closing(Light(a, 0)) as light, closing(Light(a, 1, will=99)):
             assert all(light.send(value) for value in range(10))
             wait_until(lambda: is_connected(b, 1), "the other node knows of the connection")
             a.signal(signal.SIGKILL)
@@ -37,24 +38,30 @@ def test_a_node_that_is_killed_is_buried_and_the_other_serves_on(nodes: list[Nod
         with closing(Light(b, 0)) as again:  # it need not wait for the burial
             assert all(again.send(value) for value in range(10, 20))
         assert values_of(feed, 20) == list(range(20))
-    assert stored_values(b, 0) == list(range(20))
-    wait_until(lambda: "node_buried" in b.log(), "the node is buried")
-    wait_until(lambda: b.log().count("lease_gained") == WORKERS, "the other one does its work")
+        assert stored_values(b, 0) == list(range(20))
+        wait_until(lambda: "node_buried" in b.log() + c.log(), "the node is buried")
+        wait_until(lambda: stored_values(b, 1) == [99], "its device's will is published")
+        wait_until(lambda: len(set(re.findall("lease_gained.*lease=(.*)", b.log() + c.log()))) == WORKERS, "its work")
+        assert stored_values(b, 4) == [], "the device is still there"
     wait_until(lambda: not is_connected(b, 1), "its devices are away")
     a.start()
     with closing(Light(a, 1)) as light:
         assert light.send(7)
-    assert stored_values(b, 1) == [7]
+    assert stored_values(b, 1) == [99, 7], "a will is published once"
 
 
 def test_a_node_that_stood_still_stores_nothing_and_ends(nodes: list[Node]) -> None:
-    a, b = nodes
-    buried = b.log().count("node_buried")
+    a, b, c = nodes
+
+    def burials() -> int:
+        return (b.log() + c.log()).count("node_buried")
+
+    buried = burials()
     with closing(Light(a, 2)):
         a.signal(signal.SIGSTOP)
         with closing(Light(b, 2)) as newer:
             assert newer.send(2)
-        wait_until(lambda: b.log().count("node_buried") > buried, "the node is buried")
+        wait_until(lambda: burials() > buried, "the node is buried")
         a.signal(signal.SIGCONT)
         assert a.status() == FENCED
     assert "cluster.lease_seconds" in a.log()
@@ -65,7 +72,7 @@ def test_a_node_that_stood_still_stores_nothing_and_ends(nodes: list[Node]) -> N
 def test_a_later_node_of_the_same_name_takes_the_place(
     nodes: list[Node], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    a, b = nodes
+    a, b, _ = nodes
     twin = new_node(tmp_path_factory.mktemp("twin"), "a", a)
     try:
         twin.start()
@@ -82,7 +89,7 @@ def test_a_later_node_of_the_same_name_takes_the_place(
 def test_a_node_with_another_key_is_refused_with_the_reason(
     nodes: list[Node], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    other = new_node(tmp_path_factory.mktemp("other"), "c", nodes[0])
+    other = new_node(tmp_path_factory.mktemp("other"), "x", nodes[0])
     (other.daemon.state / "key").unlink()
     KeyFile(other.daemon.state / "key").write(Vault.new_key())
     other.begin()

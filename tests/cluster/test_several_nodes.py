@@ -38,11 +38,14 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Node]]:
 class Light:
     """A device on MQTT, as paho does it."""
 
-    def __init__(self, node: Node, number: int) -> None:
+    def __init__(self, node: Node, number: int, *, will: int | None = None) -> None:
+        """`will`: the value that is sent for it when it has gone without a word."""
         self.number, self.actions, self.lost = number, list[Any](), threading.Event()
         self._told, ready = threading.Semaphore(0), threading.Event()
         self.client = client = paho.Client(CallbackAPIVersion.VERSION2, reconnect_on_failure=False)
         client.username_pw_set(device_id(number), device_token(number))
+        if will is not None:
+            client.will_set(f"/v1.1/messages/{device_id(number)}", json.dumps({"intensity": will}), qos=1)
         client.on_connect = self._connected
         client.on_subscribe = lambda *_: ready.set()
         client.on_message = lambda _client, _data, message: self.actions.append(json.loads(message.payload))

@@ -20,6 +20,7 @@ import httpx
 import psycopg
 
 from storage.engines.postgresql_target import Target
+from storage.sql import StoreError
 from tests.cluster.checker import Epoch, Record, Span, StoredRow, Tables
 from tests.cluster.clients import Callback, Client, Coap, Feed, Paho, PahoTwice, Requests, Revoked, WebSocket
 from tests.cluster.node import Node, wait_until
@@ -163,7 +164,7 @@ class ClusterWorld:
         """Note each epoch of each lease, as far as it is seen ten times a second."""
         known: set[Epoch] = set()
         while not self.over.is_set():
-            with suppress(psycopg.Error, OSError), self.target.connect(name="tests") as connection:
+            with suppress(psycopg.Error, StoreError), self.target.connect(name="tests") as connection:
                 while not self.over.wait(0.1):
                     rows = connection.execute("SELECT name, epoch, instance FROM lease").fetchall()
                     for one in sorted(Epoch(*row) for row in rows):
