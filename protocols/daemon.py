@@ -223,6 +223,7 @@ async def _run(
                 settings,
                 database,
                 state.vault,
+                None if serving is None or serving.membership is None else serving.membership.clock.clock(),
                 providers=providers,
                 processor=processor,
                 is_clock_synchronized=is_clock_synchronized,

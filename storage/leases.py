@@ -162,6 +162,12 @@ class LeaseStore(Store):
         """The nodes that have joined and have not left, by name."""
         return self._found(f"{_OF_NODE.format(name='name')} AND until <> 0", {}, ("version", "report"))
 
+    def now_ms(self) -> Milliseconds:
+        """The time of the store."""
+        row = self._db.execute(f"SELECT {self._db.now_ms()} AS now").one()
+        assert row is not None, "it has one row"  # noqa: S101 - as it is written
+        return Milliseconds(row["now"])
+
     def heads(self) -> tuple[int, int]:
         """The latest position that was given, and the number of the latest fact."""
         row = self._db.execute(

@@ -21,8 +21,10 @@ from broker.cluster.keeper import AWAY, AWAY_SECONDS, DAEMON, Candidate
 from broker.cluster.leases import Lease, LeaseName, Leases, NodeStatus
 from broker.cluster.renewal import Overdue, RenewedDeadline, boot_seconds
 from broker.cluster.reports import LogHeads, NodeReport, NodeSeen, Report, seen
+from broker.cluster.shared_clock import SharedClock
 from broker.cluster.shares import candidates_of, takers, to_give_away
 from storage.database import Database, Transaction
+from storage.keys import Milliseconds
 from storage.lease_table import LeaseTable
 from storage.leases import NODE, HeldLease, LeaseRecord, LeaseStore
 from storage.outages import Outage
@@ -64,6 +66,8 @@ class NodeMembership(RenewedDeadline):
         self._free_for: dict[LeaseName, int] = {}  # looks since the lease was found free
         self._seen: tuple[NodeSeen, ...] = ()
         self._own = NodeReport()
+        #: The clock of the database, which all nodes go by.
+        self.clock = SharedClock()
         self._hurry = trio.Event()
         self._known: frozenset[tuple[str, int]] = frozenset()  # the nodes of the last look, with their epochs
         self._stays_until = 0.0  # no lease is given away before
@@ -210,6 +214,8 @@ class NodeMembership(RenewedDeadline):
 
     async def look(self) -> None:
         """Look at the nodes now, and not at the next renewal only. Raises StoreError."""
+        asked = self.clock.steady_ms()
+        self.clock.measured(asked, await self._table.run(_now_ms))
         self._seen = await self._table.run(_seen)
 
     def others_that_serve(self) -> tuple[str, ...]:
@@ -380,6 +386,10 @@ def _seen(leases: LeaseStore) -> tuple[NodeSeen, ...]:
 
 def _of_workers(leases: LeaseStore) -> list[LeaseRecord]:
     return leases.of_workers(_NAMES)
+
+
+def _now_ms(leases: LeaseStore) -> Milliseconds:
+    return leases.now_ms()
 
 
 def _holders(leases: LeaseStore) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """Which of several nodes does what one of them does for all, and that a former holder stores nothing more."""
 
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 import trio
 
+from broker.cluster import shared_clock
 from broker.cluster.fenced import FencedError
 from broker.cluster.leases import Lease, LeaseName, Leases
 from broker.cluster.membership import NodeMembership
@@ -242,6 +244,14 @@ async def test_a_node_of_another_version_is_refused(both: tuple[Member, Member],
     with pytest.raises(StoreError, match="node a runs Trunkline 1, and this one is 2"):
         await other.member.join(Waiting())
     await other.table.close()
+
+
+async def test_a_node_goes_by_the_clock_of_the_database(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_clock, "system_now_ms", lambda: 0)  # that of the machine is wrong
+    member = Member("a", database)
+    await member.member.join(Waiting())
+    assert abs(member.member.clock.now_ms() - time.time() * 1000) < 5_000
+    await member.table.close()
 
 
 async def test_nodes_that_begin_at_the_same_time_know_each_others_version(database: str) -> None:
