@@ -212,6 +212,8 @@ class _Work:
     #: Of an own work: whose transaction it is of; and whether rows that were appended with it are, too.
     held: HeldLease | None = None
     binds_rows: bool = False
+    #: With several nodes: why it is not run.
+    refused: str = ""
     #: The context variables of the task that asked for it (PEP 567): the work runs in the writer's thread.
     context: Context = field(default_factory=copy_context)
     result: Any = None
@@ -246,6 +248,8 @@ class CommitGroup:
     #: With several nodes: the fence behind a commit that is in doubt; why it is not stored.
     fence: int = 0
     refused: str = ""
+    #: The holders of tokens that have sent rows, by the identity of the object.
+    holders: dict[int, object] = field(default_factory=dict)
     callbacks: list[Callable[[StoreError | None], None]] = field(default_factory=list)
     ended: trio.Event = field(default_factory=trio.Event)
     error: StoreError | None = None
@@ -368,6 +372,11 @@ class Database:
         groups = (self._doubtful, self._committing, self._ahead and self._ahead[0])
         first = next((one for one in groups if one is not None and one.row_count), None)
         return None if first is None else head - first.row_count + 1
+
+    def groups_under_way(self) -> list[CommitGroup]:
+        """The groups whose commit has not ended for the loop, and the open one."""
+        groups = (self._committing, self._ahead and self._ahead[0], self.open_group)
+        return [one for one in groups if one is not None]
 
     async def open(self) -> None:
         """Bring the schema up to date and open the connections. Raises StoreError."""
@@ -918,6 +927,9 @@ def _in_read(transaction: Transaction, work: Callable[[Transaction], T]) -> T:
 
 
 def _run_in_savepoint(transaction: Transaction, job: _Work, told: list[tuple[Tellable[Any], Any]]) -> None:
+    if job.refused:
+        job.error = StoreOvertakenError(job.refused)
+        return
     connection, before = transaction.connection, len(told)
     connection.savepoint("SAVEPOINT work")
     try:

@@ -79,7 +79,7 @@ class Caller(msgspec.Struct, frozen=True):
 
     def act(self) -> None:
         """Have the current task work for this caller."""
-        acting(self.actor, self.application_id or "" if self.kind is TokenKind.USER else "", self.payer)
+        acting(self.actor, self.application_id or "" if self.kind is TokenKind.USER else "", self.payer, self)
 
     @property
     def payer(self) -> str:

@@ -16,6 +16,7 @@ from broker.cluster.fenced import FencedError
 from broker.cluster.kinds import BY_NAME, CONNECTION_REPLACED
 from broker.cluster.news import News
 from broker.facts import DeviceDeleted, DeviceDisabled, DeviceHandedOver
+from broker.trace.origin import origin_in
 from storage.database import CommitGroup, Database
 from storage.facts import FactRecord, FactsLostError
 from storage.keys import DeviceKey, Position
@@ -77,10 +78,15 @@ class FactLog:
         self._catching_up = trio.Lock()
         #: Calls of `catch_up`: how many have begun, and how many of these a reading knows that has ended.
         self._asked = self._answered = 0
+        self._enders: list[Callable[[object, Any], bool]] = []
 
     def refuse_with(self, refuser: "Refuser") -> None:
         """Have it say, of each commit that others have ended something before, why it is not stored."""
         self._refusers.append(refuser)
+
+    def refuse_works_with(self, ends: Callable[[object, Any], bool]) -> None:
+        """Have it say whether a fact ends what the holder of a token may do."""
+        self._enders.append(ends)
 
     def open(self, database: Database, news: News) -> None:
         self._database, self._news = database, news
@@ -108,6 +114,18 @@ class FactLog:
                 continue
             key = _decoder(kind.key_type).decode(fact.value)
             self._news.heard_elsewhere((kind, key, _decoder(kind.content_type).decode(fact.content)))
+            if kind.is_fencing:
+                self._refuse_what_waits(fact, key)
+
+    def _refuse_what_waits(self, fact: FactRecord, key: Any) -> None:
+        """Refuse what was accepted before this was heard, and needs what has ended."""
+        assert self._database is not None, "it is not open"  # noqa: S101 - an invariant of the caller
+        for group in self._database.groups_under_way():
+            group.refused = group.refused or self.refusal(group, (fact,)) or ""
+            for job in group.works:
+                holder = origin_in(job.context).holder
+                if holder is not None and any(ends(holder, key) for ends in self._enders):
+                    job.refused = "a permission has ended on another node"
 
     def committed(self, told: Sequence[Told | FactRecord], upto: int) -> None:
         own: list[Told] = []

@@ -41,6 +41,7 @@ from broker.messages.losses import Losses, LostFields, NothingRemained
 from broker.messages.mids import Mids
 from broker.messages.refused import RefusedMessages
 from broker.nesting import check_nesting
+from broker.trace.origin import current_origin
 from config.limits import CLOCK_STEP_MS, MAX_ACTIONS_PER_MESSAGE, MAX_DATA_BYTES
 from storage.database import CommitGroup
 from storage.journal import Journal
@@ -93,6 +94,8 @@ class Ingest:
 
     def __post_init__(self, clock: Clock) -> None:
         self._now_ms = clock.now_ms
+        #: Whether each commit knows who has sent its rows.
+        self.notes_holders = False
         self.refused = RefusedMessages(clock, self._router)
         self._messages = self._failed = self._actions = 0
         self._losses = Losses(clock)
@@ -160,6 +163,8 @@ class Ingest:
             if noting:
                 self.lost_fields.note(key, noting, cts)
             self._senders[key] = device
+            if self.notes_holders:
+                self._note_holder()
             return self._journal.append_message(key, source_ts, cts, version.version, data.decode())
         except DomainError as refusal:
             self.refused.note(device, refusal)
@@ -227,7 +232,14 @@ class Ingest:
         self._last_cts = now_ms
         self._messages += len(texts)
         self._senders[key] = device
+        if self.notes_holders:
+            self._note_holder()
         return self._journal.append_messages(key, times, now_ms, version.version, texts)
+
+    def _note_holder(self) -> None:
+        """Others may end the permissions of whoever sends, before the commit (broker/routing/permission_fence.py)."""
+        if (holder := current_origin().holder) is not None:
+            self._journal.group.holders[id(holder)] = holder
 
     def _append_failed(self, device: DeviceKey, cts: Milliseconds, reason: str, payload: bytes) -> Ticket:
         self._failed += 1
@@ -300,6 +312,8 @@ class Ingest:
         )
         self._actions += 1
         self._senders[source.key] = source
+        if self.notes_holders:
+            self._note_holder()
         group = self._journal.group
 
         def ended(error: StoreError | None) -> None:

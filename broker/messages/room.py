@@ -56,6 +56,7 @@ async def open_messages(core: Core, devices: DevicesRoom, limits: LimitsRoom) ->
     if core.peers is not None:
         follower = core.peers.rows = LogFollower(database, router, devices.registry, mids, core.peers.instance, head)
         life.observe("follower", follower.statistics)
+        ingest.notes_holders = True
     projector = Projector(database, core.leases.of(LeaseName.FOLDS), router)
     snapshots = Snapshots(database, projector)
     await projector.resume()

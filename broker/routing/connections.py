@@ -241,7 +241,7 @@ class Connections:
                     quota.delivered(link.device, action)
 
     def _end_revoked(self, fact: TokenRevoked) -> None:
-        for link in self._every_link():
+        for link in self.links():
             if link.token == fact.hash:
                 link.close(CloseReason.TOKEN_REVOKED)
 
@@ -254,28 +254,29 @@ class Connections:
         self._end_forbidden(self._links.get(fact.device, ()))
 
     def _grants_changed(self, _fact: GrantsChanged | ApplicationGrantsChanged) -> None:
-        self._end_forbidden(self._every_link())
+        self._end_forbidden(self.links())
 
     def _end_forbidden(self, links: Iterable[DeviceLink]) -> None:
         for link in tuple(links):
             if not link.is_allowed():
                 link.close(CloseReason.PERMISSION_REMOVED)
 
-    def _every_link(self) -> list[DeviceLink]:
+    def links(self) -> list[DeviceLink]:
+        """Every one."""
         return [link for links in self._links.values() for link in links]
 
     def newest(self, most: int) -> tuple[list[DeviceLink], int]:
         """The links that began last, the newest first, and how many there are."""
-        links = self._every_link()
+        links = self.links()
         return nlargest(most, links, key=lambda link: link.since), len(links)
 
     def close_all(self) -> None:
         """The daemon stops: close every link, each with its protocol's own farewell."""
-        for link in self._every_link():
+        for link in self.links():
             link.close(CloseReason.SHUTDOWN)
 
     def statistics(self) -> ConnectionStatistics:
-        waiting = sum(link.dropped for link in self._every_link())
+        waiting = sum(link.dropped for link in self.links())
         return ConnectionStatistics(
             sum(map(len, self._links.values())),
             len(self._links),

@@ -12,6 +12,7 @@ from broker.routing.claims import ConnectionClaims
 from broker.routing.connections import Connections, DeliveryQuota
 from broker.routing.events import Events
 from broker.routing.feeds import Feeds
+from broker.routing.permission_fence import PermissionFence
 from storage.keys import DeviceKey
 
 
@@ -45,6 +46,9 @@ async def open_routing(
         feeds = Feeds(core.router, sender)
     else:
         connections.share(ConnectionClaims(core.database, core.news, core.peers.node))
+        fence = PermissionFence(connections.links)
+        core.peers.refuse_with(fence.refusal)
+        core.peers.refuse_works_with(fence.ends)
         feeds = Feeds(core.router, lambda key: sender(key) or devices.registry.get_nowait(key))
         follower.wants_devices.append(feeds.has_subscribers)
     core.life.observe("feeds", feeds.statistics)

@@ -4,7 +4,7 @@ Front ends set it for a connection or a request. It travels with the task (PEP 5
 transaction (`Database.write`), so that the capabilities need not pass it on.
 """
 
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 from typing import Final, NamedTuple
@@ -14,7 +14,8 @@ class Origin(NamedTuple):
     """`actor` is proven: `user …`, `application …` or `device …` with the id, or `operator …` with the uid.
 
     `account` is the id of the account or device that an unproven peer names, once it is known that there is one.
-    `payer` is for whom an actor acts, where that is somebody else: the owner of a device.
+    `payer` is for whom an actor acts, where that is somebody else: the owner of a device. `holder` is the actor as the
+    holder of a token (broker/accounts/tokens.py: Caller).
     """
 
     address: str = ""  # IP address or a name in its place; empty for the daemon's own work
@@ -23,6 +24,7 @@ class Origin(NamedTuple):
     account: str = ""
     is_forgeable: bool = False  # the sender may have written any address into its datagrams
     payer: str = ""
+    holder: object = None
 
 
 _NOBODY: Final = Origin()
@@ -49,10 +51,15 @@ def listening_as(name: str) -> None:
     _listener.set(name)
 
 
-def acting(actor: str, application: str = "", payer: str = "") -> None:
+def origin_in(context: Context) -> Origin:
+    """The origin of a task that is elsewhere now."""
+    return context.get(_origin, _NOBODY)
+
+
+def acting(actor: str, application: str = "", payer: str = "", holder: object = None) -> None:
     """The peer has proven who it is."""
     peer = _origin.get()
-    _origin.set(Origin(peer.address, actor, application, peer.account, peer.is_forgeable, payer))
+    _origin.set(Origin(peer.address, actor, application, peer.account, peer.is_forgeable, payer, holder))
 
 
 def on_whose_account() -> str | None:

@@ -4,8 +4,8 @@ A will is stored before its CONNACK is sent. It is published and removed in one 
 however often the daemon is killed. After a kill the store has the wills of connections that were open, which ended
 then, and wills that wait for their delay.
 
-Of several nodes each publishes its own. Who buries a node takes its wills over in the same transaction, and one that
-leaves gives them to whoever looks first.
+Of several nodes each publishes its own. A node that buries another one takes its wills over in the same transaction,
+and one that leaves gives them to whoever looks first.
 """
 
 import math

@@ -98,6 +98,7 @@ class RuleEngine:
         self._is_open = self._peers is None  # takes rules
         self._is_placed = False  # knows the common position
         self._late: dict[RuleKey, RunningRule] = {}  # rules for which it has to go back
+        self._new: set[RuleKey] = set()  # no state of them is stored: it is with the next common position
         self._common = Position(0)  # all rules have come to here, but for the late ones
         self._has_behind = False
         self._bound: tuple[CommitGroup, Sequence[RunningRule]] | None = None  # the last commit, and what triggered
@@ -126,6 +127,7 @@ class RuleEngine:
         for running in list(self._index):
             self.remove(running.key)
         self._late.clear()
+        self._new.clear()
         self._evaluator.forget()
         self._held, self._follows, self._is_whole = deque(), False, False
 
@@ -163,7 +165,7 @@ class RuleEngine:
         else:
             running.upto, running.behind = running.since, None
             self._take_place(running, is_late=False)
-            self._evaluator.pending.changed.add(running.key)
+            self._new.add(running.key)
         self._wakeup.set()
 
     def _take_place(self, running: RunningRule, *, is_late: bool) -> None:
@@ -223,7 +225,7 @@ class RuleEngine:
             was_behind = running.behind is not None
             running.follow(self._saved)
             if was_behind and running.behind is None:
-                self._evaluator.pending.changed.add(running.key)
+                self._new.add(running.key)
             self._has_behind |= running.behind is not None
         self._evaluator.position = min((running.upto for running in self._index), default=self._saved)
         self._common, self._is_placed = self._saved, True
@@ -367,6 +369,7 @@ class RuleEngine:
         states, now_ms = self._states(found), self._clock.now_ms()
         self._bound = self._database.open_group, [firing.running for firing in firings]
         self._saved, self._saved_at = position, steady_ms
+        self._new.clear()
 
         def work(tx: Transaction) -> list[FiringProblem]:
             tx.messages.set_consumer_position(_CONSUMER, position)
@@ -395,7 +398,7 @@ class RuleEngine:
             _log.warning("rule_stopped", rule=stop.running.id, reason=stop.reason)
 
     def _states(self, found: PendingEffects) -> list[RuleState]:
-        changed = {*found.changed, *(problem.running.key for problem in found.problems)}
+        changed = {*found.changed, *self._new, *(problem.running.key for problem in found.problems)}
         changed |= {firing.running.key for firing in found.firings}
         running = [self._index.get(key) for key in changed] + [stop.running for stop in found.stops]
         return [self._state_of(one) for one in running if one is not None]

@@ -372,7 +372,7 @@ async def test_messages_of_a_device_that_was_disabled_meanwhile_are_not_stored(s
     peer = await server.connected()
     await peer.send(publish(1))  # it is in the socket, and not yet read
     device = await server.services.devices.registry.find(KITCHEN)
-    (link,) = server.services.routing.connections._every_link()
+    (link,) = server.services.routing.connections.links()
     link.close(CloseReason.DEVICE_DISABLED)
     await peer.expect_end()
     assert device.enabled
