@@ -9,7 +9,7 @@ from tests.fuzz.target import Target
 TARGETS: Final[Mapping[str, Target]] = {
     target.name: target
     for target in (
-        Target("mqtt", opened=mqtt_world.opened, longest=1_024),
+        Target("mqtt", opened=mqtt_world.opened, longest=256),
         *wire.TARGETS,
         *documents.TARGETS,
         *requests.TARGETS,
