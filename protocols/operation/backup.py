@@ -6,7 +6,7 @@ import io
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,6 +25,7 @@ from protocols.operation.key_file import KeyFileError
 from protocols.operation.state import key_file_of
 from storage.engines import engine_of
 from storage.engines.sqlite import SqliteEngine, SqliteSnapshot
+from storage.engines.sqlite_check import checked_meanwhile
 from storage.firmware import FirmwareStore
 from storage.migrations import VERSION
 from storage.sealed import SEALED_COLUMNS
@@ -135,7 +136,6 @@ class _Making(msgspec.Struct, frozen=True):
                 self._copy_rows(snapshot, copy, work)
                 work += copy.stat().st_size - snapshot.size_bytes  # a database is larger than its rows
             steps = snapshot.steps()
-        SqliteEngine(copy).check()
         if not all((self.directory / IMAGES / id_).exists() for id_ in images):
             # Not deleted: the store at the moment of the copy does not have them.
             raise BackupNotWrittenError(
@@ -144,6 +144,22 @@ class _Making(msgspec.Struct, frozen=True):
         has: KeyIn = "left out" if not self.has_key else "included" if self.passphrase is None else "sealed"
         manifest = BackupManifest(FORMAT, VERSION, datetime.now(UTC).isoformat(timespec="seconds"), steps, size, has)
         draft = self.draft / "archive"
+        with checked_meanwhile(copy):
+            sha256 = self._write(draft, manifest, keys, images, copy, work)
+        _give_name(draft, self.target)
+        sync_folder(self.target.parent)
+        return Backup(self.target, self.target.stat().st_size, sha256, has)
+
+    def _write(
+        self,
+        draft: Path,
+        manifest: BackupManifest,
+        keys: tuple[bytes, ...],
+        images: Iterable[str],
+        copy: Path,
+        work: int,
+    ) -> str:
+        """Write the archive, durably. Returns its SHA-256."""
         with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:  # noqa: PTH123 - its mode
             hashing = _Hashing(file)
             writer = BackupWriter(
@@ -159,9 +175,7 @@ class _Making(msgspec.Struct, frozen=True):
             writer.finish()
             file.flush()
             os.fsync(file.fileno())
-        _give_name(draft, self.target)
-        sync_folder(self.target.parent)
-        return Backup(self.target, self.target.stat().st_size, hashing.digest.hexdigest(), has)
+        return hashing.digest.hexdigest()
 
     def _copy_rows(self, snapshot: "PostgresqlSnapshot", copy: Path, work: int) -> None:
         """The rows of another engine's store as a store of SQLite: a backup is restored into either engine."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from threading import Thread
 from typing import Final
 from urllib.parse import quote
 
@@ -72,20 +73,39 @@ def _checked(path: Path, until: float) -> Integrity:
         return Integrity((), is_complete=False)
     except subprocess.CalledProcessError as error:
         raise StoreError(f"{path}: the check of the store ended with status {error.returncode}") from error
-    found = msgspec.json.decode(said, type=_Said)
+    found = msgspec.json.decode(said, type=Look)
     if found.error:
         raise StoreError(found.error)
     return Integrity(found.problems, is_complete=True)
 
 
-class _Said(msgspec.Struct, frozen=True):
-    """The answer of the process: problems, or why it could not look."""
+@contextmanager
+def checked_meanwhile(path: Path) -> Iterator[None]:
+    """Check a store that nobody writes to while the block runs, in a thread.
+
+    A block that fails does not wait for the check, nor does the end of the process: it cannot be interrupted.
+
+    Raises:
+        StoreError: at the end of the block, when the file is damaged or cannot be read.
+    """
+    found: list[Look] = []
+    thread = Thread(target=lambda: found.append(look(path)), name="check of a store", daemon=True)
+    thread.start()
+    yield
+    thread.join()
+    if not found or found[0] != Look():
+        said = found[0] if found else Look(error=f"{path}: the check of the store has failed")
+        raise StoreError(said.error or f"damaged: {' '.join(said.problems)}")
+
+
+class Look(msgspec.Struct, frozen=True):
+    """Problems that were found, or why it could not look."""
 
     problems: tuple[str, ...] = ()
     error: str = ""
 
 
-def _look(path: Path) -> _Said:
+def look(path: Path) -> Look:
     try:
         with opened_to_read(path) as connection:
             try:
@@ -93,11 +113,11 @@ def _look(path: Path) -> _Said:
             except sqlite3.DatabaseError as error:  # a page of a table, of which every row is read
                 if error.sqlite_errorcode != sqlite3.SQLITE_CORRUPT:
                     raise
-                return _Said((str(error),))
+                return Look((str(error),))
     except StoreError as error:
-        return _Said(error=str(error))
-    return _Said(tuple(str(row[0]) for row in rows if row[0] != "ok"))
+        return Look(error=str(error))
+    return Look(tuple(str(row[0]) for row in rows if row[0] != "ok"))
 
 
 if __name__ == "__main__":
-    sys.stdout.buffer.write(msgspec.json.encode(_look(Path(sys.argv[1]))))
+    sys.stdout.buffer.write(msgspec.json.encode(look(Path(sys.argv[1]))))

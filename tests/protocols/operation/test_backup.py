@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from io import BytesIO
 from pathlib import Path
+from threading import Event
 
 import msgspec
 import pytest
@@ -26,12 +27,13 @@ from protocols.operation.restore import restore_backup
 from protocols.operation.state import open_state
 from storage.engines import engine_of, has_store
 from storage.engines.sqlite import SqliteEngine
+from storage.engines.sqlite_check import Look
 from storage.engines.sqlite_tables import SqliteTables
 from storage.files import FileStore
 from storage.firmware import FirmwareImageRecord, FirmwareStore
 from storage.keys import DeviceTypeKey, Milliseconds
 from storage.sealed import SEALED_COLUMNS
-from storage.sql import sure
+from storage.sql import StoreError, sure
 from storage.store_copy import require_free
 from tests.broker.test_resealing import opened
 from tests.postgresql import ENGINE
@@ -372,6 +374,27 @@ def test_a_damaged_store_makes_no_backup(settings: Settings, tmp_path: Path) -> 
     with pytest.raises(Exception, match=r"malformed|damaged|disk image"):
         make_backup(copy, tmp_path / "backup.tar")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "good.tar", "state"]
+
+
+def test_the_copy_is_checked_while_the_archive_is_written(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after the other, a store of some GiB would take minutes more. Nothing is kept of what fails the check."""
+    is_written, waited = Event(), list[bool]()
+
+    def look(path: Path) -> Look:
+        waited.append(is_written.wait(20))
+        return Look((f"{path.name} is torn",))
+
+    def copied(_more: int, _total: int) -> None:
+        if any(tmp_path.glob(".trunkline-backup-*/archive")):
+            is_written.set()
+
+    monkeypatch.setattr("storage.engines.sqlite_check.look", look)
+    with pytest.raises(StoreError, match=r"damaged: store\.sqlite is torn"):
+        make_backup(settings, tmp_path / "backup.tar", copied=copied)
+    assert waited == [True]
+    assert [path.name for path in tmp_path.iterdir()] == ["state"]
 
 
 def test_a_file_that_exists_is_not_overwritten(settings: Settings, tmp_path: Path) -> None:
