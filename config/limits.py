@@ -13,6 +13,7 @@ BODIES_BYTES: Final = 16 * 1024 * 1024  # reference 21.6: HTTP bodies in flight
 UNAUTHENTICATED_BODIES_BYTES: Final = 2 * 1024 * 1024  # of them, those without a valid token
 BODY_WAIT_SECONDS: Final = 5  # for room for a body
 MAX_ACTIONS_PER_MESSAGE: Final = 20  # reference 9.1
+BATCH_MESSAGES_MAX: Final = 1_000  # reference 9.8
 BODY_VALUES_MAX: Final = 32 * 1024  # reference 1.3: in one HTTP body; as many as one of 64 KiB can have
 JSON_NESTING_MAX: Final = 850  # levels of arrays and objects; Python 3.11 itself decodes fewer than 1,000
 

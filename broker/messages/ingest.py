@@ -15,6 +15,7 @@ from typing import Final, Protocol
 import msgspec
 
 from broker.clock import Clock
+from broker.device_types.catalog import ManifestVersion
 from broker.device_types.dropped import DroppedField
 from broker.device_types.transform import TransformFailedError
 from broker.devices.registry import Device
@@ -58,6 +59,19 @@ IN_SECONDS: Final = DroppedField("ts", "is in seconds; it was taken as milliseco
 _MISSING = re.compile(r"missing required field `(\w+)`")
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
+
+
+class Normalized(msgspec.Struct, frozen=True, gc=False):
+    """A payload that was normalised before its submission.
+
+    `data` is None for one of which nothing remained; `failure` says why the transform of the Manifest failed. It holds
+    for as long as the device uses this version.
+    """
+
+    version: ManifestVersion
+    data: bytes | None
+    dropped: tuple[DroppedField, ...] = ()
+    failure: str = ""
 
 
 class IngestStatistics(msgspec.Struct, frozen=True):
@@ -114,7 +128,12 @@ class Ingest:
         return self._senders.get(device) or self._earlier_senders.get(device)
 
     def submit(
-        self, device: Device, payload: bytes, ts: object = None, dropped: list[DroppedField] | None = None
+        self,
+        device: Device,
+        payload: bytes,
+        ts: object = None,
+        dropped: list[DroppedField] | None = None,
+        ahead: Normalized | None = None,
     ) -> Ticket:
         """Accept one data message; return its ticket, which is `failed_ticket` for a failed message.
 
@@ -123,6 +142,7 @@ class Ingest:
             payload: the JSON text of `data`; any bytes if the Manifest `takes_any_payload`.
             ts: the sender's time in ms, a number or a text with one, not checked yet; None is now.
             dropped: gets the fields that the Manifest does not keep; None if the caller does not need them.
+            ahead: what `normalized` made of the payload before.
 
         Raises:
             SourceDeviceDisabled, PayloadTooLarge, InvalidTimestamp, TimestampInFuture, BadRequest,
@@ -143,10 +163,15 @@ class Ingest:
             failure = ""
             try:
                 noting = dropped
-                if noting is None and self.lost_fields.is_due(key, now_ms):
-                    self.lost_fields.look(key, now_ms)
-                    noting = []
-                data = version.normalize(payload) if noting is None else version.normalize_noting(payload, noting)
+                if ahead is not None and ahead.version is version:
+                    data, failure = ahead.data, ahead.failure
+                    if noting is not None:
+                        noting += ahead.dropped
+                else:
+                    if noting is None and self.lost_fields.is_due(key, now_ms):
+                        self.lost_fields.look(key, now_ms)
+                        noting = []
+                    data = version.normalize(payload) if noting is None else version.normalize_noting(payload, noting)
             except TransformFailedError as error:
                 data, failure = None, str(error)
             if self._quotas is not None:
@@ -240,6 +265,20 @@ class Ingest:
         """Others may end the permissions of whoever sends, before the commit (broker/routing/permission_fence.py)."""
         if (holder := current_origin().holder) is not None:
             self._journal.group.holders[id(holder)] = holder
+
+    @staticmethod
+    def normalized(device: Device, payload: bytes) -> Normalized | None:
+        """The payload, normalised for a later `submit`; None where that refuses it. Nothing is submitted or noted."""
+        version, dropped = device.manifest, list[DroppedField]()
+        if len(payload) > MAX_DATA_BYTES:
+            return None
+        try:
+            data = version.normalize_noting(payload, dropped)
+        except TransformFailedError as error:
+            return Normalized(version, None, failure=str(error))
+        except DomainError:
+            return None
+        return Normalized(version, data, tuple(dropped))
 
     def _append_failed(self, device: DeviceKey, cts: Milliseconds, reason: str, payload: bytes) -> Ticket:
         self._failed += 1

@@ -7,6 +7,7 @@ from broker.core import Core
 from broker.devices.room import DevicesRoom
 from broker.limits.room import LimitsRoom
 from broker.messages.analytics import Analytics
+from broker.messages.batches import Batches
 from broker.messages.claims import UnprovedClaims
 from broker.messages.entry_merger import EntryMerger
 from broker.messages.follower import LogFollower
@@ -24,6 +25,7 @@ from storage.journal import Journal
 
 class MessagesRoom(msgspec.Struct, frozen=True):
     ingest: Ingest
+    batches: Batches
     claims: UnprovedClaims
     mids: Mids
     history: MessageHistory
@@ -92,6 +94,7 @@ async def open_messages(core: Core, devices: DevicesRoom, limits: LimitsRoom) ->
     life.worker("claims", claims.look_up_forever)
     return MessagesRoom(
         ingest=ingest,
+        batches=Batches(ingest),
         claims=claims,
         mids=mids,
         history=MessageHistory(database, devices.registry, mids, Cursors(mid_key), heavy_reads),

@@ -9,9 +9,11 @@ from typing import Final
 
 from quart import Response, request
 
+from broker.accounts.tokens import Caller
 from broker.devices.registry import Device
-from broker.limits.meters import Channel
+from broker.limits.meters import Channel, Meters
 from broker.limits.quotas import QuotaStanding
+from broker.limits.refusals import RateLimitExceeded
 from broker.limits.room import LimitsRoom
 from config.limits import MAX_DATA_BYTES
 from protocols.http.answers import REST_ROOT, is_rest
@@ -33,6 +35,25 @@ def charge_to(device: Device, *, by_day: Device | None = None) -> None:
     `by_day` is by default the same device.
     """
     current_request().charged = device, by_day
+
+
+def count_further(meters: Meters, caller: Caller, messages: int) -> tuple[int, RateLimitExceeded | None]:
+    """Count messages of the current request beside the first one, which is counted as its call.
+
+    Returns how many of them there is room for, and the refusal of the others.
+    """
+    request = current_request()
+    meter = meters.of(Channel.MESSAGES, caller)
+    if meter is None:
+        return messages, None
+    for counted in range(messages):
+        try:
+            meter.count()
+        except RateLimitExceeded as refusal:
+            request.standing = refusal.standing
+            return counted, refusal
+    request.standing = meter.standing()
+    return messages, None
 
 
 class Allowances:

@@ -147,6 +147,7 @@ def _of_calls() -> Iterator[tuple[RestCall, str]]:
 #: The body of each call that takes one, and the query of each other one.
 _BODIES: Final = (
     _json("POST", "/messages", KITCHEN_TOKEN),
+    _json("POST", "/messages/batch", KITCHEN_TOKEN),
     *(Template(call.method, path, kind=_JSON) for call, path in _of_calls() if call.takes_body),
 )
 _QUERIES: Final = tuple(

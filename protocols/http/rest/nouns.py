@@ -7,6 +7,7 @@ from protocols.http.rest.accounts import AccountsCalls
 from protocols.http.rest.actions import ActionCalls
 from protocols.http.rest.analytics import AnalyticsCalls
 from protocols.http.rest.approved_lists import ApprovedListCalls
+from protocols.http.rest.batches import BatchCalls
 from protocols.http.rest.connectors import ConnectorCalls
 from protocols.http.rest.developer import DeveloperCalls
 from protocols.http.rest.developer_applications import DeveloperApplicationCalls
@@ -51,6 +52,7 @@ from protocols.http.rest.users import UserCalls
 
 NOUNS: Final[tuple[type[RestCalls], ...]] = (
     MessageCalls,
+    BatchCalls,
     ActionCalls,
     AnalyticsCalls,
     ExportCalls,

@@ -76,7 +76,7 @@ class StoredMessage(Shape):
     ) = UNSET
 
 
-def _has_device(types: tuple[str, ...], given: Given) -> Sequence[Finding]:
+def has_device(types: tuple[str, ...], given: Given) -> Sequence[Finding]:
     """A message needs its source, an Action its destination; a device token stands for the device.
 
     Raises ValidationFailed for a type that the call does not take, whatever else is wrong.
@@ -99,7 +99,7 @@ class NewMessage(Shape, kw_only=True):
 
     sdid: Annotated[Id, about("The device that sends; required without a device token")] | None = None
     ddid: Annotated[Id, about("With `type` action: the device that it is for")] | None = None
-    type: Annotated[str, one_of(_MESSAGE_TYPES, "Any case"), Rule(partial(_has_device, _MESSAGE_TYPES))] = "message"
+    type: Annotated[str, one_of(_MESSAGE_TYPES, "Any case"), Rule(partial(has_device, _MESSAGE_TYPES))] = "message"
     data: Annotated[Raw, about("The fields: an object, or a text that holds one", type=["object", "string"]), Payload()]
     ts: Annotated[Raw, _TS, about("", type="integer")] = msgspec.field(default_factory=Raw)
 
@@ -109,7 +109,7 @@ class NewAction(Shape, kw_only=True):
 
     sdid: Annotated[Id, about("The device that sends; by default the same")] | None = None
     ddid: Annotated[Id, about("The device that they are for; required without a device token")] | None = None
-    type: Annotated[str, one_of(_ACTION_TYPES, "Any case"), Rule(partial(_has_device, _ACTION_TYPES))] = "action"
+    type: Annotated[str, one_of(_ACTION_TYPES, "Any case"), Rule(partial(has_device, _ACTION_TYPES))] = "action"
     data: Annotated[Raw, about("", type="object", required=["actions"], properties={"actions": _CALLS}), Payload()]
     ts: Annotated[Raw, _TS, about("", type="integer")] = msgspec.field(default_factory=Raw)
 

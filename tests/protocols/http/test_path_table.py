@@ -125,6 +125,7 @@ GET /tags
 GET /tags/categories
 GET /tags/suggestions
 POST /messages
+POST /messages/batch
 POST /actions
 GET /messages
 GET /actions

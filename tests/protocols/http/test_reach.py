@@ -135,6 +135,8 @@ LISTS: Final = {
     "GET /subscriptions",
     "POST /devices",
 }
+#: Each entry has an outcome of its own: `test_entries_of_a_batch_…` below.
+BATCHES: Final = {"POST /messages/batch"}
 #: Scenes name devices in their Actions. `test_scenes_…` below has them.
 SCENES: Final = {
     "POST /scenes",
@@ -257,7 +259,7 @@ def test_the_tables_have_every_call() -> None:
         "POST /developer/applications/{aid}/subscriptions",  # test_made_applications.py
     }
     left = {str(call) for call in others if not call.path.startswith(NO_DEVICE)}
-    assert left == set(IN_QUERY_OR_BODY) | LISTS | SCENES | MODELS | RULES | TYPES_ALONE
+    assert left == set(IN_QUERY_OR_BODY) | LISTS | BATCHES | SCENES | MODELS | RULES | TYPES_ALONE
 
 
 @pytest.fixture
@@ -318,6 +320,19 @@ async def test_a_device_in_a_query_or_a_body_must_be_granted(
             if answer.status_code != expected:
                 wrong.append((str(call), place, answer.status_code, expected))
     assert wrong == []
+
+
+@pytest.mark.parametrize(("grants", "token"), every_nth_daily(5, CASES))
+async def test_entries_of_a_batch_need_what_a_message_needs(
+    api: httpx.AsyncClient, reach: ReachWorld, grants: str, token: str
+) -> None:
+    await reach.grant(grants)
+    (call,) = (call for call in declared() if str(call) in BATCHES)
+    places = list(product(HOLDERS, TYPES))
+    body = {"messages": [{"sdid": reach.devices[place], "data": {"state": True}} for place in places]}
+    results = (await api.post(call.path, headers=bearer(TOKENS[token]), json=body)).json()["data"]["results"]
+    outcomes = [200 if "mid" in one else one["error"]["code"] for one in results]
+    assert outcomes == [200 if is_allowed(call, WRITE, token, grants, *place) else 403 for place in places]
 
 
 @pytest.mark.parametrize(("grants", "token"), every_nth_daily(5, CASES))
