@@ -25,7 +25,7 @@ from config.limits import MAX_DATA_BYTES, MQTT_FILTERS_MAX, MQTT_TOPIC_ALIASES, 
 from protocols.mqtt.answers import Reason, Reasons
 from protocols.mqtt.deliveries import Deliveries, FilterRefused
 from protocols.mqtt.errors import CLOSE_CODES, publish_reason
-from protocols.mqtt.messages import message_of, will_record, with_topic
+from protocols.mqtt.messages import message_of, own_time, will_record, with_topic
 from protocols.mqtt.negotiation import session_seconds
 from protocols.mqtt.packets import (
     MQTT_5,
@@ -316,7 +316,8 @@ class MqttExchange:
                 return
             if len(payload) > MAX_DATA_BYTES:  # reference 9.1: on MQTT, the size of the payload as received
                 raise PayloadTooLarge(organization_id=device.type.record.organization_id, device_id=device.id)
-            if self._ingest.submit(device, payload) == self._ingest.failed_ticket:
+            ts = None if type(packet) is Publish else own_time(packet)
+            if self._ingest.submit(device, payload, ts) == self._ingest.failed_ticket:
                 self._tell_lost()
         except DomainError as error:
             self._refuse(packet, error)

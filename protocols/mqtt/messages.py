@@ -81,3 +81,12 @@ def packet_of(
 def with_topic(packet: PublishWithProperties, topic: bytes) -> PublishWithProperties:
     """The packet with the topic that its alias stands for."""
     return msgspec.structs.replace(packet, topic=topic)
+
+
+def own_time(packet: Publish) -> object:
+    """The time of a device's message: the value of the user property `ts` of 5.0, not checked yet; None without one.
+    Several of them are no time."""
+    if not isinstance(packet, PublishWithProperties):
+        return None
+    times = [value for name, value in packet.properties.user_properties if name == "ts"]
+    return None if not times else times[0] if len(times) == 1 else ""

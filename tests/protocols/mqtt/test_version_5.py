@@ -1,5 +1,7 @@
 """Version 5.0 on the service's own topics: what CONNACK announces, and a reason for all that is refused."""
 
+import json
+
 import pytest
 import trio
 from paho.mqtt.packettypes import PacketTypes
@@ -11,7 +13,8 @@ from broker.secrets import token_hash
 from config.settings import Limits, Mqtt, Settings
 from protocols.mqtt.packets import Will
 from protocols.mqtt.values import NO_PROPERTIES, Properties
-from tests.factories import ADA_TOKEN, HALL, HALL_TOKEN, KITCHEN, KITCHEN_TOKEN, World
+from storage.database import Transaction
+from tests.factories import ADA_TOKEN, HALL, HALL_TOKEN, KITCHEN, KITCHEN_TOKEN, NOW_MS, World
 from tests.protocols.mqtt.conftest import Runner
 from tests.protocols.mqtt.packets_by_paho import from_paho
 from tests.protocols.mqtt.peers import (
@@ -263,6 +266,53 @@ async def test_a_message_with_properties_is_stored_as_any_other(server: Server, 
     await peer.send(publish_5(7, qos=qos, properties=told, retain=True), publish_5(8), publish_5(9, properties=told))
     await peer.expect(puback(7) if qos == 1 else b"", puback(8), puback(9), pubrec(7) if qos == 2 else b"")
     assert await server.stored() == [ON.decode()] * 3
+
+
+def timed(number: int, *times: str, qos: int = 1) -> bytes:
+    return publish_5(number, qos=qos, properties=Properties(user_properties=tuple(("ts", one) for one in times)))
+
+
+async def times_of(server: Server) -> list[int]:
+    def read(tx: Transaction) -> list[int]:
+        return [row["ts"] for row in tx.connection.execute("SELECT ts FROM message ORDER BY position")]
+
+    return await server.services.core.database.read(read)
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+async def test_the_user_property_ts_is_the_time_of_the_message(server: Server, qos: int) -> None:
+    """reference 16.3: in whatever order messages with and without it come."""
+    peer = await connected(server)
+    now = NOW_MS + 60_000
+    own = [timed(2, "5", qos=qos), timed(3, str(now), qos=qos), timed(4, "7.9", qos=qos)]
+    await peer.send(publish_5(1), *own, publish_5(5))
+    between = [puback(number) for number in (2, 3, 4)] if qos == 1 else []
+    await peer.expect(puback(1), *between, puback(5), *([pubrec(2), pubrec(3), pubrec(4)] if qos == 2 else []))
+    assert await times_of(server) == [NOW_MS, 5, now, 7, NOW_MS]
+
+
+@pytest.mark.parametrize(
+    ("times", "text"),
+    [
+        (("yesterday",), "Invalid ts value"),
+        (("",), "Invalid ts value"),
+        (("-1",), "Invalid ts value"),
+        (("5", "5"), "Invalid ts value"),
+        ((str(NOW_MS + 60_001),), "Invalid ts value (in future)"),
+        (("9" * 40,), "Invalid ts value (in future)"),
+    ],
+)
+async def test_a_time_that_post_does_not_take_refuses_the_message(
+    server: Server, times: tuple[str, ...], text: str
+) -> None:
+    peer = await connected(server, topics=(ERRORS,))
+    await peer.send(timed(7, *times), timed(8, *times, qos=2))
+    for _ in range(2):
+        topic, payload = await peer.expect_delivery()
+        assert (topic, json.loads(payload.removeprefix(b"\0"))["error"]["message"]) == (ERRORS, text)
+    assert acknowledged(await peer.packet()) == (0x40, 0x83, text)
+    assert acknowledged(await peer.packet()) == (0x50, 0x83, text)
+    assert await server.stored() == []
 
 
 async def test_a_peer_that_wants_no_reasons_gets_codes_only(server: Server) -> None:
