@@ -66,7 +66,8 @@ class _PubAcks:
         return number
 
 
-def _mqtt_publisher(port: int, user: str, password: str, payload: bytes, window: int) -> Publisher:
+def mqtt_publisher(port: int, user: str, password: str, payload: bytes, window: int) -> Publisher:
+    """A device that is connected: the user is its id."""
     connected = socket.create_connection(("127.0.0.1", port), timeout=10)
     body = _text("MQTT") + struct.pack("!BBH", 4, 0xC2, 0) + _text(user) + _text(user) + _text(password)
     connected.sendall(b"\x10" + _length(len(body)) + body)
@@ -88,7 +89,7 @@ def publish_qos1(
     warmup: float = 1.0,
 ) -> Result:
     """Publish on `/v1.1/messages/<user>` from one connection per (user, password) for a bounded time."""
-    connections = [_mqtt_publisher(port, user, password, payload, window) for user, password in credentials]
+    connections = [mqtt_publisher(port, user, password, payload, window) for user, password in credentials]
     return publish(connections, seconds=seconds, warmup=warmup)
 
 

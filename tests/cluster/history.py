@@ -31,7 +31,7 @@ from storage.journal import Journal
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.sql import StoreError
 from storage.told import Told
-from tests.postgresql import server
+from tests.postgresql import Server, server
 
 DEVICES = [DeviceKey(number) for number in range(1, 4)]
 _CLIENTS_OF_A_DEVICE = 2
@@ -79,8 +79,8 @@ class Link:
 class Part:
     """One node."""
 
-    def __init__(self, name: str, database: str) -> None:
-        self.engine = PostgresqlEngine(server().target(database))
+    def __init__(self, name: str, database: str, of: Server | None = None) -> None:
+        self.engine = PostgresqlEngine((of or server()).target(database))
         self.engine.is_shared = True
         self.listening = Listening(self.engine.target, self.engine.instance)
         self.database = Database(self.engine)

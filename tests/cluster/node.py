@@ -34,6 +34,7 @@ class Node:
         nodes: str = "one",
         settings: str = "",
         cluster: str = "",
+        lease_seconds: float = LEASE_SECONDS,
     ) -> None:
         """`nodes`: of `cluster`; `settings` and `cluster` are further lines of the configuration."""
         folder.mkdir()
@@ -47,7 +48,7 @@ class Node:
             f'[mqtt]\nbind = "127.0.0.1:{self.mqtt}"\n[coap]\nbind = "127.0.0.1:{self.coap}"\n'
             f'[limits]\nrate_limits = "off"\nquotas = "off"\n{settings}'
             f'[storage]\nurl = "{url}"\n[cluster]\nnode = "{name}"\nnodes = "{nodes}"\n'
-            f"lease_seconds = {LEASE_SECONDS}\n{cluster}",
+            f"lease_seconds = {lease_seconds}\n{cluster}",
             encoding="utf-8",
         )
         self._log_path = folder / "log"

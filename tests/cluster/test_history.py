@@ -11,7 +11,8 @@ from broker.cluster.kinds import TOKEN_SHORTENED
 from broker.messages.follower import LogFollower
 from storage.database import CommitGroup, Database, Transaction
 from storage.engines import postgresql
-from storage.facts import FactRecord
+from storage.engines.postgresql_schema import LOG_LOCK
+from storage.facts import FactPage, FactRecord, FactStore
 from storage.keys import Position
 from tests.cluster.history import history_of, parts_of_a_cluster
 
@@ -33,6 +34,27 @@ def no_fence(monkeypatch: pytest.MonkeyPatch) -> None:
     given = postgresql._GIVEN_BEHIND_THE_FENCE.replace(" = %s THEN", " >= 0 * %s THEN")
     assert given != postgresql._GIVEN_BEHIND_THE_FENCE
     monkeypatch.setattr(postgresql, "_GIVEN_BEHIND_THE_FENCE", given)
+
+
+def a_sequence_instead_of_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock of the log ends when positions are given, and not with the commit of their rows."""
+    of_mutant = postgresql._GIVEN_BEHIND_THE_FENCE.replace("pg_advisory_xact_lock", "pg_advisory_lock")
+    ends = " AS told FROM locked)"
+    assert of_mutant != postgresql._GIVEN_BEHIND_THE_FENCE
+    assert of_mutant.endswith(ends)
+    unlocked = f" AS told, pg_advisory_unlock({LOG_LOCK}) AS unlocked, pg_sleep(0.002)::text AS slept FROM locked)"
+    monkeypatch.setattr(postgresql, "_GIVEN_BEHIND_THE_FENCE", of_mutant.removesuffix(ends) + unlocked)
+
+
+def facts_out_of_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several facts the last one is heard first."""
+    after = FactStore.after
+
+    def backwards(self: FactStore, number: int) -> FactPage:
+        page = after(self, number)
+        return FactPage(page.facts[::-1], page.fence, page.is_all)
+
+    monkeypatch.setattr(FactStore, "after", backwards)
 
 
 def gaps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,6 +100,8 @@ def acknowledged_though_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     ("mutant", "rule"),
     [
         (no_fence, "R3"),
+        (a_sequence_instead_of_the_lock, "R1"),
+        (facts_out_of_order, "R5"),
         (gaps, "R1"),
         (own_rows_twice, "R1"),
         (facts_left_out, "R5"),
@@ -88,7 +112,7 @@ async def test_the_checker_finds_a_mutant(mutant: Any, rule: str, monkeypatch: p
     mutant(monkeypatch)
     found: set[str] = set()
     for seed in range(TRIES):
-        found |= {problem[:2] for problem in (await history_of(seed, patience_seconds=2)).problems()}
+        found |= {problem[:2] for problem in (await history_of(seed, patience_seconds=0.5)).problems()}
         if rule in found:
             return
     raise AssertionError(f"{rule} holds for the checker: {found}")

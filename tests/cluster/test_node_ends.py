@@ -2,6 +2,8 @@
 
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -9,7 +11,7 @@ import pytest
 
 from broker.secrets import Vault
 from protocols.operation.key_file import KeyFile
-from tests.cluster.node import Node, new_node, running_nodes, wait_until
+from tests.cluster.node import PATIENCE_SECONDS, Node, new_node, running_nodes, wait_until
 from tests.cluster.test_several_nodes import Light, is_connected, live_feed, stored_values, values_of
 
 pytestmark = [
@@ -98,6 +100,23 @@ def test_a_node_with_another_key_is_refused_with_the_reason(
         assert nodes[1].health("/readyz") == 200
     finally:
         other.close()
+
+
+def test_a_node_of_another_version_is_refused_with_the_reason(
+    nodes: list[Node], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    other = new_node(tmp_path_factory.mktemp("version"), "v", nodes[0])
+    program = 'import storage.migrations\nstorage.migrations.VERSION = "9.9"\nfrom protocols.cli import main\nmain()'
+    done = subprocess.run(
+        [sys.executable, "-c", program, "serve", "--config", other.daemon.config],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+    assert done.returncode == NOT_OPENED, done.stderr
+    assert "and this one is 9.9: nodes of several versions do not serve together" in done.stderr
+    assert nodes[1].health("/readyz") == 200
 
 
 def test_a_daemon_that_serves_alone_waits_for_the_nodes(
