@@ -8,7 +8,7 @@ from storage.sql import Store
 
 _TALLY = ("name", "since_ms", "until_ms", "used")
 _USAGE = ("organization", "day_ms", "used")
-_CALLS = ("name", "at_ms", "calls")
+_CALLS = ("name", "at_ms", "calls", "node")
 
 
 class LimitStore(Store):
@@ -55,6 +55,40 @@ class LimitStore(Store):
         )
         return [CallsRecord(*row) for row in rows.tuples()]
 
-    def put_calls(self, calls: Sequence[CallsRecord], *, forget_before_ms: int) -> None:
+    def put_calls(self, calls: Sequence[CallsRecord], *, forget_before_ms: int, node: str = "") -> None:
         self._db.execute("DELETE FROM recent_call WHERE at_ms <= :before", {"before": forget_before_ms})
-        self._db.put_many("recent_call", _CALLS, ("name", "at_ms"), [(one.name, one.at_ms, one.calls) for one in calls])
+        rows = [(one.name, one.at_ms, one.calls, node) for one in calls]
+        self._db.put_many("recent_call", _CALLS, ("name", "at_ms", "node"), rows)
+
+    # Of several nodes
+
+    def add_to_tallies(self, tallies: Sequence[TallyRecord]) -> None:
+        """Add what was used of these. A counter of an earlier period restarts; what was used in one before is over."""
+        if not tallies:
+            return
+        rows = [(one.name, one.since_ms, one.until_ms, one.used) for one in tallies]
+        given, parameters = self._db.given("tally", _TALLY, rows)
+        self._db.execute(
+            f"INSERT INTO tally ({', '.join(_TALLY)}) SELECT * FROM ({given}) AS given WHERE TRUE"  # noqa: S608 - constants
+            " ON CONFLICT (name) DO UPDATE SET since_ms = excluded.since_ms, until_ms = excluded.until_ms,"
+            " used = excluded.used + CASE WHEN tally.since_ms = excluded.since_ms THEN tally.used ELSE 0 END"
+            " WHERE excluded.since_ms >= tally.since_ms",
+            parameters,
+        )
+
+    def tallies_with(self, names: Sequence[str], *, like: str) -> list[TallyRecord]:
+        """The counters with these names, and all whose names begin like this."""
+        rows = self._db.execute(
+            "SELECT name, since_ms, until_ms, used FROM tally"  # noqa: S608 - an expression of the engine
+            f" WHERE name IN ({self._db.texts_in('names')}) OR (name >= :first AND name < :behind)",
+            {"names": self._db.texts(names), "first": like, "behind": like + "\x7f"},
+        )
+        return [TallyRecord(*row) for row in rows.tuples()]
+
+    def calls_of_others(self, node: str, *, after_ms: int) -> list[tuple[str, CallsRecord]]:
+        """The calls that other nodes got after this time, oldest first, with the nodes."""
+        rows = self._db.execute(
+            "SELECT node, name, at_ms, calls FROM recent_call WHERE at_ms > :after AND node <> :node ORDER BY at_ms",
+            {"after": after_ms, "node": node},
+        )
+        return [(of, CallsRecord(name, at_ms, calls)) for of, name, at_ms, calls in rows.tuples()]

@@ -28,6 +28,7 @@ class Allowance:
         self.limit = limit
         self._ledger = ledger
         self._tally = PeriodUsage(name, period, ledger.kept(name), now_ms)
+        ledger.watch(self._tally)
         self._is_noted = False
 
     def take(self, units: int, now_ms: int) -> bool:
@@ -64,5 +65,5 @@ class Allowance:
         return Usage(tally.used, self.limit, tally.since_ms, tally.until_ms)
 
     def save_into(self, batch: LedgerBatch) -> None:
-        batch.tallies[self._tally.name] = self._tally.record()
+        batch.put(self._tally)
         self._is_noted = False

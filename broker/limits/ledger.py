@@ -5,7 +5,7 @@ calls up to one moment: after a restart they count as made at that moment, which
 that could not be written is written later, together with newer changes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -13,7 +13,7 @@ import msgspec
 import trio
 
 from broker.clock import Clock
-from broker.limits.periods import utc_day
+from broker.limits.periods import PeriodUsage, utc_day
 from broker.limits.window import WINDOW_MS
 from broker.loops import Loop
 from storage.database import Database, Transaction
@@ -29,6 +29,9 @@ class LedgerBatch:
     tallies: dict[str, TallyRecord] = field(default_factory=dict)
     calls: list[CallsRecord] = field(default_factory=list)
     at_ms: int = 0  # the moment at which `calls` count as made
+
+    def put(self, tally: PeriodUsage) -> None:
+        self.tallies[tally.name] = tally.record()
 
 
 class _Counter(Protocol):
@@ -60,6 +63,8 @@ class Ledger:
         self._flushing = trio.Lock()
         self._next_day_ms = 0
         self._recent_until_ms = 0
+        #: Of several nodes: counts calls that another one got, at a steady time; False: nobody has the meter now.
+        self.on_calls: Callable[[CallsRecord, int], bool] = lambda _calls, _steady_ms: True
         self.save_forever = Loop(self.flush, every=_FLUSH_SECONDS, failure="counters_not_saved").run
 
     async def resume(self) -> None:
@@ -76,10 +81,13 @@ class Ledger:
             self._recent.setdefault(record.name, []).append((steady_ms - age_ms, record.calls))
             self._batch.at_ms = max(self._batch.at_ms, record.at_ms)
 
+    def watch(self, tally: PeriodUsage) -> None:
+        """The counter is in use. On one node it is right by itself."""
+
     def kept(self, name: str) -> TallyRecord | None:
         return self._kept.get(name)
 
-    def all_kept(self) -> list[TallyRecord]:
+    def current(self, _tx: Transaction) -> list[TallyRecord]:
         """The counters of the current periods, as they were last written."""
         now_ms = self._clock.now_ms()
         return [record for record in self._kept.values() if record.since_ms <= now_ms < record.until_ms]

@@ -169,11 +169,14 @@ class Meter:
         )
 
     def save_into(self, batch: LedgerBatch) -> None:
-        batch.tallies[self.name] = self._day.record()
+        batch.put(self._day)
         batch.calls.append(CallsRecord(self.name, batch.at_ms, self._unsaved))
         self._host.counted += self._unsaved
         self._unsaved = 0
         self._is_noted = False
+
+    def made_elsewhere(self, calls: int, steady_ms: int) -> None:
+        self._window.add(steady_ms, calls)
 
     def is_idle(self, steady_ms: int) -> bool:
         """Whether the count is written and the last minute is empty."""
@@ -205,6 +208,16 @@ class Meters:
         self._live: WeakValueDictionary[str, Meter] = WeakValueDictionary()
         self._busy: OrderedDict[str, Meter] = OrderedDict()  # in the order of their last change
         self.counted = self.refused = 0
+        ledger.on_calls = self._made_elsewhere
+
+    def _made_elsewhere(self, calls: CallsRecord, steady_ms: int) -> bool:
+        """Count calls that another node got; False: the meter is not in memory."""
+        if (meter := self._live.get(calls.name)) is None:
+            return False
+        meter.made_elsewhere(calls.calls, steady_ms)
+        self._busy[meter.name] = meter
+        self._busy.move_to_end(meter.name)
+        return True
 
     @property
     def are_on(self) -> bool:

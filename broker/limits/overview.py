@@ -44,10 +44,9 @@ class LimitsOverview:
 
     async def used(self, *, limit: int) -> list[UsedLimit]:
         """Up to `limit` entries: used-up limits first, then the ones with the least left."""
-        records = self._ledger.all_kept()
 
         def work(tx: Transaction) -> list[UsedLimit]:
-            return [found for record in records if (found := self._shown(tx, record)) is not None]
+            return [found for record in self._ledger.current(tx) if (found := self._shown(tx, record)) is not None]
 
         found = await self._database.read(work)
         return sorted(found, key=_order)[:limit]

@@ -36,7 +36,7 @@ class PeriodUsage:
     Callers compare `since_ms <= now_ms < until_ms` themselves, because a call for each message would cost too much.
     """
 
-    __slots__ = ("_left", "_period", "name", "since_ms", "until_ms", "used")
+    __slots__ = ("_left", "_period", "_taken", "name", "since_ms", "until_ms", "used")
 
     def __init__(self, name: str, period: Period, kept: TallyRecord | None, now_ms: int) -> None:
         """`kept` is the count as it was last saved."""
@@ -45,6 +45,7 @@ class PeriodUsage:
         self._left = (-1, 0)  # the beginning of the period before the last turn, and the use counted in it
         self.since_ms, self.until_ms = period(now_ms)
         self.used = kept.used if kept is not None and now_ms < kept.until_ms else 0
+        self._taken = self.used  # of several nodes: what all together have counted, as far as it is known
 
     def turn(self, now_ms: int) -> None:
         """Go over to the current period."""
@@ -53,6 +54,18 @@ class PeriodUsage:
         self.since_ms, self.until_ms = self._period(now_ms)
         known = left if left_ms == self.since_ms else 0
         self.used = known if is_forward else self.used + known
+        self._taken = known
+
+    def take(self) -> TallyRecord:
+        """Of several nodes: what this one has counted since the last time."""
+        more, self._taken = self.used - self._taken, self.used
+        return TallyRecord(self.name, self.since_ms, self.until_ms, more)
+
+    def settle(self, sum_: TallyRecord) -> None:
+        """All nodes together have counted so much, with everything that was taken."""
+        if sum_.since_ms == self.since_ms:
+            self.used += sum_.used - self._taken
+            self._taken = sum_.used
 
     def record(self) -> TallyRecord:
         return TallyRecord(self.name, self.since_ms, self.until_ms, self.used)

@@ -15,6 +15,7 @@ from broker.limits.meters import Meters, rates_of
 from broker.limits.overhead import Overhead
 from broker.limits.overview import LimitsOverview
 from broker.limits.quotas import Quotas
+from broker.limits.shared_ledger import SharedLedger
 from broker.limits.sockets import Sockets
 from broker.limits.strangers import Strangers
 from broker.limits.usage_days import UsageDays
@@ -53,7 +54,8 @@ class LimitsRoom(msgspec.Struct, frozen=True):
 async def open_limits(core: Core, mails: Mails, devices: DevicesRoom) -> LimitsRoom:
     settings, life = core.settings.limits, core.life
     counts_calls = settings.rate_limits == "on"
-    ledger = Ledger(core.database, core.clock)
+    shared = None if core.peers is None else SharedLedger(core.database, core.clock, core.peers.node)
+    ledger = shared or Ledger(core.database, core.clock)
     await ledger.resume()
     life.worker("counters", ledger.save_forever, save=ledger.flush, statistics=ledger.statistics)
     meters = Meters(rates_of(settings) if counts_calls else None, ledger, core.clock, core.refusals)
