@@ -7,7 +7,7 @@ from cryptography.fernet import InvalidToken
 
 from broker.secrets import Vault
 from storage.database import Database, Transaction
-from storage.sealed import SEALED_COLUMNS, STORE_KEY, SealedColumn, SealedStore
+from storage.sealed import SEALED_COLUMNS, STORE_KEY, SealedColumn, SealedStore, one_of_each
 from storage.sql import StoreConnection, StoreError
 
 _SECRET: Final = "trunkline"  # noqa: S105 - only its seal matters
@@ -28,7 +28,7 @@ async def check_store_key(database: Database, vault: Vault) -> None:
 
 def opens_secrets(store: StoreConnection, vault: Vault, *, columns: Sequence[SealedColumn] = SEALED_COLUMNS) -> bool:
     """Whether the key belongs to the store: it opens a secret of some kind, or there are none."""
-    found = [sealed for column in columns for _, sealed in SealedStore(store, column).after(None, limit=1)]
+    found = one_of_each(store, columns)
     return not found or any(_opens(vault, sealed) for sealed in found)
 
 

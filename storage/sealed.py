@@ -40,6 +40,17 @@ SEALED_COLUMNS: Final = (
 )
 
 
+def one_of_each(db: StoreConnection, columns: Sequence[SealedColumn]) -> Sequence[bytes]:
+    """The first sealed value of each column that has some, in one statement."""
+    parts = (
+        f"SELECT sealed FROM (SELECT {at.column} AS sealed FROM {at.table} WHERE {at.column} IS NOT NULL"  # noqa: S608
+        f" ORDER BY {at.key} LIMIT 1) AS first_{number}"
+        for number, at in enumerate(columns)
+    )
+    sql = " UNION ALL ".join(parts)
+    return [row["sealed"] for row in db.execute(sql)] if sql else []
+
+
 class SealedStore:
     """Reads and replaces the sealed values of one column. The names in the SQL are those of `SEALED_COLUMNS`."""
 

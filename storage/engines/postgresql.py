@@ -725,12 +725,13 @@ _SIZE: Final = (
     "SELECT pg_database_size(current_database()) AS bytes, coalesce(sum(free), 0)::bigint AS free"  # noqa: S608 - constants
     f" FROM ({_FREE}) AS of_tables"
 )
-#: Partitions count for their table.
+#: Partitions count for their table. Without MATERIALIZED, what is free would be computed once for each table.
 _TABLE_SIZES: Final = f"""
+WITH f AS MATERIALIZED ({_FREE})
 SELECT coalesce(parent.relname, c.relname)::text AS name,
   sum(pg_total_relation_size(c.oid) - coalesce(f.free, 0))::bigint AS bytes
 FROM pg_class AS c LEFT JOIN pg_inherits AS i ON i.inhrelid = c.oid LEFT JOIN pg_class AS parent
-  ON parent.oid = i.inhparent LEFT JOIN ({_FREE}) AS f ON f.oid = c.oid
+  ON parent.oid = i.inhparent LEFT JOIN f ON f.oid = c.oid
 WHERE c.relnamespace = 'public'::regnamespace AND c.relkind = 'r' GROUP BY 1
 """  # noqa: S608 - constants
 #: Takes the lock of the log, and behind it as many positions as there are rows.

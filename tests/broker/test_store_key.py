@@ -7,10 +7,12 @@ import trio
 
 from broker.secrets import Vault
 from broker.services import open_services
+from broker.store_key import check_store_key
 from config.settings import Settings
 from storage.database import Database
 from storage.engines.sqlite import SqliteEngine
 from storage.sql import StoreError
+from tests.builders import ServicesOpener
 from tests.fakes import on_loop
 from tests.stores import MigratedEngine
 
@@ -55,3 +57,12 @@ async def test_a_store_of_an_older_version_is_known_by_its_secrets(settings: Set
     with pytest.raises(StoreError, match="do not belong together"):
         await opens(settings, engine, Vault(Vault.new_key()))
     await opens(settings, engine, Vault(key))
+
+
+async def test_the_key_is_compared_in_one_statement(opener: ServicesOpener, statements: list[str]) -> None:
+    """Over PostgreSQL each statement is a trip, at each start."""
+    async with opener() as services:
+        statements.clear()
+        await check_store_key(services.core.database, services.core.vault)
+        assert len([one for one in statements if "store_key" in one]) == 1
+        assert not [one for one in statements if "second_factor" in one and "store_key" not in one]
