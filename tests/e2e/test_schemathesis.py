@@ -157,8 +157,15 @@ class ServedDocument:
             for name, one in refused_operations(document, kind)
             if '"example' in json.dumps([one.get("parameters"), one.get("requestBody")])
         ]
+        if kind != "user":  # parameters that are made up for a user are not made up again
+            tried_in_examples += [
+                name
+                for name, one in operations(document)
+                if "requestBody" not in one and '"example' in json.dumps(one.get("parameters"))
+            ]
         settings.write_text(
-            settings_of(dictionaries_of(world) | {"devices": devices}, examples, tried_in_examples), encoding="utf-8"
+            settings_of(dictionaries_of(world) | {"devices": devices}, examples, sorted(set(tried_in_examples))),
+            encoding="utf-8",
         )
         command = ["--config-file", str(settings), "run", str(described), "--phases", phases]
         command += ["--url", self.daemon.base_url, "--header", f"Authorization: bearer {token}", "--no-color"]
