@@ -11,6 +11,7 @@ import pyotp
 from tests.browser import Chromium
 from tests.daemon import ADA_EMAIL
 from tests.e2e.accounts.world import PASSWORD, WEB, Site
+from tests.protocols.http.accounts.browser import Form
 
 NAME_LABEL: Final = "E-mail address or user name"
 CODE_LABEL: Final = "The code that your device shows"
@@ -39,6 +40,14 @@ class Person:
         self.browser.fill(NAME_LABEL, name)
         self.browser.fill("Password", password)
         self.browser.press("Sign in")
+
+    def take_session(self, email: str = ADA_EMAIL) -> None:
+        """Sign in without the browser, which then has the cookies: a tenth of the processor time of the form."""
+        trusted = ssl.create_default_context(cafile=self.site.certificate)
+        with httpx.Client(base_url=self.site.origin, verify=trusted, follow_redirects=True, timeout=30) as client:
+            form = Form(client.get("/accounts/go").text)
+            client.post(form.action, data=form.fields | {"email": email, "password": PASSWORD}).raise_for_status()
+            self.browser.take_cookies(self.site.origin, client.cookies)
 
     def enter_account(self, email: str) -> None:
         """Sign in at the own account."""

@@ -44,8 +44,8 @@ def wrong_password(person: Person) -> None:
 
 
 def consent(person: Person) -> None:
+    person.take_session()
     person.asked_by(WEB)
-    person.sign_in()
 
 
 def sign_up(person: Person) -> None:
@@ -94,8 +94,8 @@ def new_password(person: Person) -> None:
 
 def accept_share(person: Person) -> None:
     person.site.of_ada("POST", f"/devices/{device_id(0)}/shares", email=SHARON_EMAIL)
+    person.take_session(SHARON_EMAIL)
     person.browser.open(Postbox(person.site, person.browser).link_to(SHARON_EMAIL))
-    person.sign_in(SHARON_EMAIL)
 
 
 def accept_trial(person: Person) -> None:
@@ -105,8 +105,8 @@ def accept_trial(person: Person) -> None:
     person.site.of_ada(
         "POST", "/trials", name="Sleep and light", description=about, deviceTypes=types, invitations=[invitation]
     )
+    person.take_session(OWN_EMAILS[10])
     person.browser.open(Postbox(person.site, person.browser).link_to(OWN_EMAILS[10]))
-    person.sign_in(OWN_EMAILS[10])
 
 
 def upgrade(person: Person) -> None:
@@ -128,8 +128,8 @@ def sign_in_to_go(person: Person) -> None:
 
 
 def go(person: Person) -> None:
-    sign_in_to_go(person)
-    person.sign_in()
+    person.take_session()
+    person.visit("go")
 
 
 def wrong_code(person: Person) -> None:
@@ -138,8 +138,8 @@ def wrong_code(person: Person) -> None:
 
 
 def confirm(person: Person) -> None:
+    person.take_session()
     person.visit("go", user_code=person.new_user_code(TV))
-    person.sign_in()
     person.browser.press("Continue")
 
 
@@ -154,24 +154,24 @@ def refused(person: Person) -> None:
 
 
 def second_factor(person: Person) -> None:
-    person.enter_account(OWN_EMAILS[3])
+    person.take_session(OWN_EMAILS[3])
     person.visit("account/second-factor")
 
 
 def wrong_first_code(person: Person) -> None:
-    person.enter_account(OWN_EMAILS[4])
+    person.take_session(OWN_EMAILS[4])
     person.visit("account/second-factor")
     person.browser.fill("Code", "123")
     person.browser.press("Turn on")
 
 
 def recovery_codes(person: Person) -> None:
-    person.enter_account(OWN_EMAILS[5])
+    person.take_session(OWN_EMAILS[5])
     person.set_up_second_factor()
 
 
 def sign_in_code(person: Person, email: str = OWN_EMAILS[6]) -> None:
-    person.enter_account(email)
+    person.take_session(email)
     person.set_up_second_factor()
     person.browser.fresh()
     person.asked_by(WEB)
@@ -185,13 +185,13 @@ def wrong_sign_in_code(person: Person) -> None:
 
 
 def account(person: Person) -> None:
-    person.enter_account(OWN_EMAILS[8])
-    person.browser.fresh()
-    person.enter_account(OWN_EMAILS[8])
+    for _ in range(2):  # the other session is shown, too
+        person.take_session(OWN_EMAILS[8])
+    person.visit("account")
 
 
 def account_with_second_factor(person: Person) -> None:
-    person.enter_account(OWN_EMAILS[9])
+    person.take_session(OWN_EMAILS[9])
     person.set_up_second_factor()
     person.browser.follow("Continue to your account")
 
@@ -201,17 +201,17 @@ def error(person: Person) -> None:
 
 
 def automations(person: Person) -> None:
-    person.enter_account(OWN_EMAILS[8])
+    person.take_session(OWN_EMAILS[8])
     person.visit("account/automations")
 
 
 def before(person: Person) -> None:
-    person.enter_account(OWN_EMAILS[8])
+    person.take_session(OWN_EMAILS[8])
     person.visit("account/before")
 
 
 def confirmed_too_late(person: Person) -> None:
-    person.enter_account(OWN_EMAILS[8])
+    person.take_session(OWN_EMAILS[8])
     person.visit("account/confirm", code="0" * 32)
 
 

@@ -474,6 +474,7 @@ def test_what_an_application_asks_people_for_is_chosen(ada: User, site: Site) ->
         {"deviceType": LIGHT_TYPE, "permissions": ["READ"]},
         {"deviceType": "*", "permissions": ["READ"]},
     ]
+    ada.sees_no("Asker", "#chosen")  # the list has been read again, and nothing is chosen
     choose(ada, "Asker")
     ada.sees("see devices of every type", '[aria-label="Asker"] dd')
     site.of_ada_at_the_console(ada, "DELETE", f"/developer/applications/{made['id']}", None)

@@ -91,13 +91,14 @@ def test_every_page_is_measured() -> None:
 def test_the_console_asks_for_nothing_that_is_refused(chromium: Chromium, full: Content, email: str) -> None:
     """This opens the pages as a developer, a viewer and a person without a role; an administrator's are below.
 
-    People with and without a role share what is below /console: one of them opens all of it.
+    People with and without a role share what is below /console, and an operator's pages, which are for none of them:
+    one opens all of it.
     """
     person = full.user(chromium, email)
     ids = full.ids | full.of[email]
     wrong = []
     for route, path in [(route, path) for route, visits in VISITS.items() for path in visits]:
-        if route.startswith(f"{HOME}/") and email != PLAIN:
+        if route.startswith((f"{HOME}/", "/operator")) and email != PLAIN:
             continue
         opened = path.format_map(ids)
         person.browser.open(person.origin + opened)

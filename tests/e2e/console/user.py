@@ -11,15 +11,6 @@ from tests.daemon import ADA_EMAIL
 from tests.protocols.http.accounts.browser import Form
 
 PASSWORD: Final = "correct horse battery staple"
-#: The last of those that are shown and may be clicked, because a dialog stands at the end of the page. It is not left
-#: at the edge, where a short message may lie over it.
-_BUTTON: Final = """(() => {
-  const usable = (one) =>
-    one.checkVisibility({visibilityProperty: true, opacityProperty: true}) && !one.matches(":disabled");
-  const button = called(arguments[0]).filter(usable).at(-1);
-  button?.scrollIntoView({block: "center"});
-  return button;
-})()"""
 
 
 class User:
@@ -51,7 +42,7 @@ class User:
         name = f'"{words}"'
         is_called = f"normalize-space()={name} or @aria-label={name}"
         path = f"//*[self::button or self::a or self::option][{is_called}]"
-        self.now(lambda: self.browser.until(_BUTTON, path).click())
+        self.now(lambda: self.browser.click(path))
 
     def now(self, act: Callable[[], object]) -> None:
         """Do it as soon as it can be done: the page may be about to show what it needs."""
