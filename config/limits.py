@@ -211,6 +211,7 @@ DEVICE_PROPERTIES_BYTES: Final = 64 * 1024  # what a device may report in all, a
 FILTER_PAIRS_MAX: Final = 20
 FILTER_MAX_CHARACTERS: Final = 4096
 TASK_VALUE_BYTES: Final = 4 * 1024  # of `taskParameters.value`
+LWM2M_PATHS_MAX: Final = 64  # reference 18.6: paths of one device that are observed for its Manifest
 DEVICE_VALUE_BYTES: Final = 1024  # of a value that is written to a device
 PACKAGE_URI_BYTES: Final = 255  # reference 18.4
 IMAGE_MAX_BYTES: Final = 64 * 1024 * 1024  # reference 24

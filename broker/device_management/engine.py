@@ -108,7 +108,8 @@ class ManagementEngine:
 
     async def observation_of(self, device: Device) -> ObservationSettings:
         found = await self._configurations.of(device.type)
-        return ObservationSettings(found.device_properties_enabled, found.pmin, found.pmax)
+        paths = tuple(dict.fromkeys(device.manifest.manifest.resources.values()))
+        return ObservationSettings(found.device_properties_enabled, found.pmin, found.pmax, paths)
 
     async def admit(self, device: Device) -> None:
         await self._properties.note_registration(device.key)
@@ -120,10 +121,14 @@ class ManagementEngine:
     def ended(self, session: ManagedSession) -> None:
         self.work.disconnected(session)
 
-    async def receive_values(self, device: Device, readings: Readings) -> None:
-        if (await self._configurations.of(device.type)).device_properties_enabled:
-            await self._reports.take(device, readings)
+    async def receive_values(self, device: Device, readings: Readings, *, is_read: bool = False) -> None:
+        is_kept = (await self._configurations.of(device.type)).device_properties_enabled
+        if is_kept or device.manifest.manifest.resources:
+            await self._reports.take(device, readings, is_kept=is_kept, is_read=is_read)
         self.work.said(device.key, latest(readings))
+
+    def receive_unreadable(self, device: Device, payload: bytes, reason: str) -> None:
+        self._reports.keep_unreadable(device, payload, reason)
 
     # Tasks
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from broker.device_management.sessions import ResourcePath
+from broker.device_types.manifest import Field, ValueClass, address_text
 
 
 class ValueType(Enum):
@@ -58,6 +59,18 @@ class Property(msgspec.Struct, frozen=True):
     resource: Resource
 
 
+_NUMBERS: Final = frozenset({ValueClass.DOUBLE, ValueClass.FLOAT, ValueClass.INTEGER, ValueClass.LONG})
+#: Classes of fields that can have values of a type: normalisation converts them (reference 8.4).
+_CLASSES: Final[Mapping[ValueType, frozenset[ValueClass]]] = {
+    ValueType.STRING: frozenset({ValueClass.STRING}),
+    ValueType.INTEGER: _NUMBERS | {ValueClass.STRING},
+    ValueType.UNSIGNED_INTEGER: _NUMBERS | {ValueClass.STRING},
+    ValueType.FLOAT: _NUMBERS | {ValueClass.STRING},
+    ValueType.BOOLEAN: frozenset({ValueClass.BOOLEAN, ValueClass.STRING}),
+    ValueType.TIME: _NUMBERS - {ValueClass.INTEGER} | {ValueClass.STRING},
+    ValueType.OPAQUE: frozenset({ValueClass.STRING}),
+    ValueType.NONE: frozenset(),
+}
 _STRING, _INTEGER, _FLOAT = ValueType.STRING, ValueType.INTEGER, ValueType.FLOAT
 _BOOLEAN, _TIME, _NONE = ValueType.BOOLEAN, ValueType.TIME, ValueType.NONE
 
@@ -243,6 +256,25 @@ class ObjectMap:
         """The type of a resource's value; None if no table and no model describes it."""
         found = self.property_at(path)
         return None if found is None or found.resource is _ANY else found.resource.type
+
+    def problem_of(self, field: Field) -> str | None:
+        """Why a field of a Manifest cannot have the values of its `lwm2m`; None if it can, or is not described."""
+        path = field.lwm2m or ()
+        number, _, key = path
+        model = self._models.get(number)
+        resources = _MAPPED[number][1] if number in _MAPPED else {} if model is None else model.resources
+        described = resources.get(key)
+        if described is None:
+            return None
+        if "R" not in described.operations:
+            return f"{address_text(path)} cannot be read"
+        if described.is_multiple and not field.is_collection:
+            return f"{address_text(path)} has several values, so isCollection must be true"
+        classes = _CLASSES[described.type]
+        if field.value_class not in classes:
+            names = ", ".join(sorted(classes))
+            return f"{address_text(path)} is {described.type.value}, so valueClass must be one of {names}"
+        return None
 
     def present_name(self, name: str) -> str:
         """The name of a property that was stored before its object was described."""

@@ -43,7 +43,7 @@ class Operations:
         readings = await session.read(path)
         if not any(self._objects.property_at(found) is not None for found in latest(readings)):
             return _NO_VALUE
-        await self._reports.take(session.device, readings)
+        await self._reports.take(session.device, readings, is_read=True)
         return None
 
     async def _change(self, session: ManagedSession, request: TaskRequest) -> TaskFailure | None:

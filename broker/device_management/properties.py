@@ -153,7 +153,7 @@ class DeviceProperties:
         """The values that have a property, by its name and as JSON has them."""
         for path, value in values.items():
             found = self._objects.property_at(path)
-            shown = _jsonable(value)
+            shown = jsonable(value)
             if found is not None and shown is not None:
                 yield found.name, shown
 
@@ -249,10 +249,10 @@ def _report(
     return True
 
 
-def _jsonable(value: ResourceValue) -> Any:
+def jsonable(value: ResourceValue) -> Any:
     """The value as the store has it; None for one that it cannot have. Bytes are shown in base64."""
     if isinstance(value, list):
-        items = [_jsonable(item) for item in value]
+        items = [jsonable(item) for item in value]
         return None if None in items else items
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()

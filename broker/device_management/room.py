@@ -43,6 +43,7 @@ async def open_device_management(
 ) -> DeviceManagementRoom:
     database, clock, settings = core.database, core.clock, core.settings.device_management
     objects = ObjectMap([*_models(core), *shipped_models()])
+    device_types.documents.resource_problem = objects.problem_of
     configurations = Configurations(database, clock, core.news)
     properties = DeviceProperties(database, clock, devices.registry, devices.presence, objects)
     images = Images(database, clock, core.files, max_bytes=settings.image_max_bytes)

@@ -79,6 +79,10 @@ class ManagedSession(Protocol):
     def is_asleep(self) -> bool:
         """The device is in queue mode and is not listening now: operations wait until it is heard again."""
 
+    @property
+    def unobserved(self) -> Mapping[ResourcePath, str]:
+        """Why resources of the Manifest are not observed: a sentence by path."""
+
     async def read(self, path: ResourcePath) -> Readings:
         """The values at a resource, or of all resources at an object instance."""
 
@@ -92,11 +96,13 @@ class ObservationSettings(msgspec.Struct, frozen=True):
     """Attributes of a device's notifications, from the configuration of the device's type.
 
     `pmin` and `pmax` are in seconds. Without `is_enabled` the device's properties are neither read nor observed.
+    `paths` are the resources whose values fields of the Manifest have, at most LWM2M_PATHS_MAX.
     """
 
     is_enabled: bool
     pmin: int
     pmax: int
+    paths: tuple[ResourcePath, ...] = ()
 
 
 class RegistrationPort(Protocol):
@@ -116,8 +122,12 @@ class RegistrationPort(Protocol):
     def ended(self, session: ManagedSession) -> None:
         """The registration has ended or was replaced."""
 
-    async def receive_values(self, device: Device, readings: Readings) -> None:
+    async def receive_values(self, device: Device, readings: Readings, *, is_read: bool = False) -> None:
         """Store what the device answered, notified or sent; return when it is durable. Raises StoreError.
 
-        Values without a property are dropped. An older value never replaces a newer one.
+        Values without a property are dropped. An older value never replaces a newer one. `is_read`: they are the answer
+        to a Read, which makes no message of the fields with `lwm2m`.
         """
+
+    def receive_unreadable(self, device: Device, payload: bytes, reason: str) -> None:
+        """Keep a notification for a field of the Manifest that cannot be read, among the device's failed messages."""

@@ -9,8 +9,9 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from broker.device_types.manifest import Manifest
+from broker.device_types.manifest import Field, Manifest
 from broker.device_types.manifest_parser import parse_manifest
+from broker.device_types.resources import ResourceProblem, check_resources
 from broker.threads import RunInThread, run_in_thread
 from broker.trace.origin import on_whose_account
 from storage.fair_places import FairPlaces
@@ -43,10 +44,18 @@ class DeviceTypeDocuments:
     def __init__(self, run: RunInThread = run_in_thread) -> None:
         self._run = run
         self._places = FairPlaces(1)
+        #: Of the models of LWM2M objects; device management sets it.
+        self.resource_problem: ResourceProblem = _no_models
 
     async def read(self, document: Mapping[str, Any]) -> DeviceTypeDocument:
         """Raises ValidationFailed with every problem of the document."""
-        return await self.run(document, lambda: DeviceTypeDocument.of(document))
+        return await self.run(document, lambda: self.checked(document))
+
+    def checked(self, document: Mapping[str, Any]) -> DeviceTypeDocument:
+        """As `read`, at once."""
+        found = DeviceTypeDocument.of(document)
+        check_resources(found.manifest, self.resource_problem)
+        return found
 
     async def run(self, document: Mapping[str, Any], work: Callable[[], T]) -> T:
         """Run what reads a document."""
@@ -54,3 +63,7 @@ class DeviceTypeDocuments:
             return work()
         async with self._places.of(on_whose_account()):
             return await self._run(work)
+
+
+def _no_models(_field: Field) -> None:
+    return None

@@ -134,11 +134,11 @@ class TypeMaking:
 
         An expression has the bounds that it has for messages. Raises ValidationFailed with every problem.
         """
-        return await self._documents.run(document, lambda: _tried(document, payload))
+        return await self._documents.run(document, lambda: _tried(self._documents.checked(document), payload))
 
 
-def _tried(document: Mapping[str, Any], payload: bytes) -> Tried:
-    version = ManifestVersion(0, DeviceTypeDocument.of(document).manifest)
+def _tried(document: DeviceTypeDocument, payload: bytes) -> Tried:
+    version = ManifestVersion(0, document.manifest)
     try:
         data = version.normalize(payload)
     except TransformFailedError as failure:

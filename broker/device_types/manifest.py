@@ -16,6 +16,9 @@ from broker.device_types.transform import Transform
 
 CUSTOM: Final = "CUSTOM"
 
+#: Numbers of an object, an instance and a resource of LWM2M.
+ResourceAddress = tuple[int, ...]
+
 
 class ValueClass(StrEnum):
     """Class of a field's values."""
@@ -52,6 +55,7 @@ class Field(msgspec.Struct, frozen=True):
     is_sensitive: bool = False
     tags: tuple[str, ...] = ()
     metadata: tuple[Metadata, ...] = ()
+    lwm2m: ResourceAddress | None = None  # the resource of the device whose values the field has
 
     @property
     def is_group(self) -> bool:
@@ -72,6 +76,8 @@ class Field(msgspec.Struct, frozen=True):
                 entry.type: list(entry.value) if isinstance(entry.value, tuple) else entry.value
                 for entry in self.metadata
             }
+        if self.lwm2m is not None:
+            form["lwm2m"] = address_text(self.lwm2m)
         return form
 
 
@@ -105,6 +111,11 @@ class Manifest:
         """Every field that holds values, by its dotted path, in the order of the document."""
         return MappingProxyType(dict(_leaves(self.fields, "")))
 
+    @cached_property
+    def resources(self) -> Mapping[str, ResourceAddress]:
+        """The resources of LWM2M that fields have, by the dotted paths of the fields."""
+        return MappingProxyType({path: field.lwm2m for path, field in self.leaves.items() if field.lwm2m is not None})
+
     def field_at(self, path: str) -> Field | None:
         """The field that holds values at a dotted path; None for a group and for a path that is not declared."""
         return self.leaves.get(path)
@@ -119,6 +130,11 @@ class Manifest:
 
 NO_MANIFEST: Final = Manifest()
 """The Manifest of a device type that has none yet: it declares nothing."""
+
+
+def address_text(path: ResourceAddress) -> str:
+    """`/3303/0/5700`."""
+    return "/" + "/".join(map(str, path))
 
 
 def _properties_by_name(fields: tuple[Field, ...]) -> dict[str, object]:

@@ -9,7 +9,15 @@ from typing import Final
 
 import msgspec
 
-from broker.device_types.manifest import CUSTOM, NO_MANIFEST, DeclaredAction, Field, Manifest, ValueClass
+from broker.device_types.manifest import (
+    CUSTOM,
+    NO_MANIFEST,
+    DeclaredAction,
+    Field,
+    Manifest,
+    ResourceAddress,
+    ValueClass,
+)
 from broker.device_types.metadata_parser import read_metadata
 from broker.device_types.reading import DocumentReader, JsonObject
 from broker.device_types.standard_actions import STANDARD_ACTIONS
@@ -17,6 +25,7 @@ from broker.device_types.transform_parser import read_transform
 from broker.device_types.units import unit_text
 from broker.errors import REQUIRED, choice, invalid, too_long, too_short
 from broker.nesting import NestedTooDeeplyError, check_value_nesting
+from config.limits import LWM2M_PATHS_MAX
 
 MAX_DOCUMENT_BYTES: Final = 256 * 1024
 MAX_FIELDS: Final = 500
@@ -33,6 +42,11 @@ _NOT_A_MANIFEST = "manifest content invalid or empty"
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _TYPE = re.compile(r"[A-Z][A-Z0-9_]*")
 _VALUE_CLASSES = frozenset(ValueClass)
+_RESOURCE = re.compile(r"/(0|[1-9][0-9]{0,4})/(0|[1-9][0-9]{0,4})/(0|[1-9][0-9]{0,4})", re.ASCII)
+_LARGEST_NUMBER = 65_534  # 65,535 is reserved
+#: Keys, access rights, and what belongs to the server: no device lets them be read.
+_UNREADABLE_OBJECTS = frozenset({0, 1, 2, 21})
+_NO_RESOURCE = "must be the path of a resource, such as /3303/0/5700, of another object than 0, 1, 2 and 21"
 _NAMES = "must be letters, digits and _, begin with no digit, and be unique among its siblings"
 
 
@@ -59,11 +73,16 @@ class _Parser(DocumentReader):
             self.refuse("messageFormat", invalid(choice(("json",))))
         if document.get("fields") is None:
             self.refuse("fields", REQUIRED)
-        return Manifest(
+        manifest = Manifest(
             fields=self.fields(document.get("fields"), "fields", limit=MAX_FIELDS),
             actions=self.actions(document.get("actions")),
             transform=read_transform(self, document.get("transform"), "transform"),
         )
+        if len(set(manifest.resources.values())) > LWM2M_PATHS_MAX:
+            self.refuse("fields", invalid(f"at most {LWM2M_PATHS_MAX} paths of lwm2m"))
+        if manifest.transform is not None and manifest.resources:
+            self.refuse("transform", invalid("a Manifest with a transform has no fields with lwm2m"))
+        return manifest
 
     def _fits(self, document: JsonObject) -> bool:
         try:
@@ -135,6 +154,7 @@ class _Parser(DocumentReader):
             is_sensitive=self.flag(source, f"{path}.isSensitive", "isSensitive"),
             tags=self.tags(source.get("tags"), f"{path}.tags"),
             metadata=read_metadata(self, source.get("metaData"), f"{path}.metaData"),
+            lwm2m=self.resource(source, path, is_group=is_group),
         )
 
     def children(self, value: object, path: str, level: int) -> tuple[Field, ...]:
@@ -155,6 +175,20 @@ class _Parser(DocumentReader):
             self.refuse(path, invalid(choice(sorted(_VALUE_CLASSES))))
             return None
         return ValueClass(text)
+
+    def resource(self, source: JsonObject, path: str, *, is_group: bool) -> ResourceAddress | None:
+        text, path = self.text(source, f"{path}.lwm2m", "lwm2m"), f"{path}.lwm2m"
+        if text is None:
+            return None
+        if path.startswith("actions.") or is_group:
+            self.refuse(path, invalid("only a field with a valueClass has one"))
+            return None
+        found = _RESOURCE.fullmatch(text)
+        address = () if found is None else tuple(map(int, found.groups()))
+        if not address or max(address) > _LARGEST_NUMBER or address[0] in _UNREADABLE_OBJECTS:
+            self.refuse(path, invalid(_NO_RESOURCE))
+            return None
+        return address
 
     def unit(self, source: JsonObject, path: str) -> str | None:
         """`unitSymbol` is the text form already, so it takes precedence over `unit`."""

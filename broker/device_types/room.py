@@ -16,6 +16,7 @@ class DeviceTypesRoom(msgspec.Struct, frozen=True):
     lists: DeviceTypeLists
     manifests: Manifests
     making: TypeMaking
+    documents: DeviceTypeDocuments
 
 
 async def open_device_types(core: Core) -> DeviceTypesRoom:
@@ -27,4 +28,5 @@ async def open_device_types(core: Core) -> DeviceTypesRoom:
         lists=DeviceTypeLists(core.database),
         manifests=Manifests(core.database, core.clock, catalog, core.router, documents),
         making=TypeMaking(core.database, core.clock, catalog, core.router, documents),
+        documents=documents,
     )

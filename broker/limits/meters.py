@@ -25,6 +25,7 @@ from broker.limits.window import WINDOW_MS, Window
 from broker.trace.refusals import Refusals
 from config.rates import Rate
 from config.settings import Limits
+from storage.keys import DeviceKey
 from storage.records import CallsRecord
 
 _DROPPED_AT_ONCE = 2
@@ -242,6 +243,15 @@ class Meters:
         meter = self.named(f"{channel.value} {actor}", self._rates[channel, kind])
         if not meter.whose:
             meter.whose = caller.actor
+        return meter
+
+    def of_device(self, channel: Channel, device: DeviceKey, device_id: str) -> Meter | None:
+        """The meter that `of` gives for a token of the device; also of one that has a certificate instead."""
+        if self._rates is None:
+            return None
+        meter = self.named(f"{channel.value} device {device}", self._rates[channel, TokenKind.DEVICE])
+        if not meter.whose:
+            meter.whose = f"device {device_id}"
         return meter
 
     def named(self, name: str, rate: Rate) -> Meter:

@@ -37,6 +37,7 @@ async def open_provisioning(
         accounts.tokens,
         accounts.claims,
         device_types.catalog,
+        device_types.documents,
         devices.registry,
         limits.quotas,
         registration.trust,

@@ -16,6 +16,7 @@ from broker.cluster.kinds import PROVISIONED, Provisioned
 from broker.connectors.catalog import Catalog
 from broker.device_management.images import Images
 from broker.device_types.catalog import DeviceTypes
+from broker.device_types.documents import DeviceTypeDocuments
 from broker.devices.registry import Devices
 from broker.facts import Router
 from broker.limits.quotas import Quotas
@@ -70,6 +71,7 @@ class Provisioning:
     _tokens: Tokens
     _claims: Claims
     _types: DeviceTypes
+    _documents: DeviceTypeDocuments
     _devices: Devices
     _quotas: Quotas
     _trust: Trust
@@ -96,7 +98,7 @@ class Provisioning:
         """
         reading = await run_in_thread(partial(read_document, document))
         passwords = await self._prepare_passwords(reading)
-        check_manifests(reading, document)
+        check_manifests(reading, document, self._documents.resource_problem)
         await check_connectors(reading)
         tokens = await run_in_thread(partial(prepare_tokens, self._vault, reading.of("devices")))
         now_ms = self._clock.now_ms()

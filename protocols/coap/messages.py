@@ -43,6 +43,7 @@ class Code(IntEnum):
     POST = 2
     PUT = 3
     DELETE = 4
+    FETCH = 5
     CREATED = 0x41
     DELETED = 0x42
     CHANGED = 0x44

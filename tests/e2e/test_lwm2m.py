@@ -5,7 +5,7 @@ import re
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ import httpx
 import pytest
 import trio
 
-from broker.device_management.sessions import DeviceRefusedError, latest
+from broker.device_management.sessions import DeviceRefusedError, RegistrationPort, latest
 from broker.services import Services
 from config.settings import Address
 from protocols.coap.dtls.connection import LWM2M_PRIORITIES
@@ -38,6 +38,7 @@ from tests.e2e.dtls_relay import DtlsRelay
 from tests.factories import KITCHEN, KITCHEN_TOKEN
 from tests.programs import require_dtls, require_node_module, require_program
 from tests.protocols.coap.lwm2m.conftest import Management
+from tests.protocols.coap.lwm2m.test_fields import Messages, until
 
 PATIENCE_SECONDS = 60
 PSK_CLIENTS = ("coap-client-openssl", "coap-client-gnutls")
@@ -58,8 +59,14 @@ class Listening:
 
 @pytest.fixture
 async def listening(services: Services, world: object, management: Management) -> AsyncIterator[Listening]:
+    async with _serve(services, management) as listening:
+        yield listening
+
+
+@asynccontextmanager
+async def _serve(services: Services, registrations: RegistrationPort) -> AsyncIterator[Listening]:
     require_dtls()
-    server = Lwm2mServer(services, management)
+    server = Lwm2mServer(services, registrations)
     listener = DtlsListener(services, endpoint=Lwm2mEndpoint(server), priorities=LWM2M_PRIORITIES)
     anywhere = Address("127.0.0.1", 0)
     async with trio.open_nursery() as nursery:
@@ -72,6 +79,12 @@ async def listening(services: Services, world: object, management: Management) -
 
 @pytest.fixture
 async def client(listening: Listening) -> AsyncIterator["subprocess.Popen[str]"]:
+    async with _coap_node(listening) as process:
+        yield process
+
+
+@asynccontextmanager
+async def _coap_node(listening: Listening) -> AsyncIterator["subprocess.Popen[str]"]:
     node_path = require_node_module("coap-node")
     relay = DtlsRelay((listening.dtls.host, listening.dtls.port), KITCHEN, KITCHEN_TOKEN)
     await trio.to_thread.run_sync(relay.__enter__)
@@ -132,6 +145,30 @@ class TestCoapNode:
         await management.wait(lambda: management.values[(3, 0, 7)] == [3300])
         _tell(client, "leave")
         await management.wait(lambda: session.is_over)
+
+
+async def test_values_of_coap_node_are_messages(services: Services, world: object) -> None:
+    """Reference 18.6: fields of the Manifest have the values that it notifies."""
+    fields = [
+        {"name": "temperature", "valueClass": "Double", "lwm2m": "/3303/0/5700"},
+        {"name": "supply", "valueClass": "Integer", "isCollection": True, "lwm2m": "/3/0/7"},
+        {"name": "humidity", "valueClass": "Double", "lwm2m": "/3304/0/5700"},
+    ]
+    await services.device_types.manifests.upload("example.smart_light", {"fields": fields})
+    device = await services.devices.registry.find(KITCHEN)
+    messages = Messages(services)
+    registrations = services.device_management.registrations
+    async with _serve(services, registrations) as listening, _coap_node(listening) as process:
+        assert await _line(process) == "2.01"
+        await messages.wait(2)
+        assert messages.data == [{"temperature": 21.5}, {"supply": [100]}]
+        _tell(process, "3300")
+        await messages.wait(3)
+        assert messages.data[2] == {"supply": [3300]}
+        await until(lambda: registrations.work.session_of(device.key))
+        session = registrations.work.session_of(device.key)
+        assert session is not None
+        assert dict(session.unobserved) == {(3304, 0, 5700): "The device does not list /3304/0."}
 
 
 class TestLibcoap:

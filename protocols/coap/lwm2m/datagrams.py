@@ -45,13 +45,14 @@ _WORKERS, _WAITING = 32, 1024
 class DatagramPeer(CoapSession):
     """A DTLS session, as `server.Peer`."""
 
-    __slots__ = ("_endpoint", "registered")
+    __slots__ = ("_endpoint", "registered", "unstored")
 
     def __init__(self, endpoint: "Lwm2mEndpoint", *arguments: Any, **named: Any) -> None:
         """A session of this endpoint; the other arguments are those of CoapSession."""
         super().__init__(*arguments, **named)
         self._endpoint = endpoint
         self.registered: RegisteredDevice | None = None
+        self.unstored: set[int] = set()  # ids of notifications that are being stored
 
     @property
     def is_stream(self) -> bool:
@@ -129,10 +130,22 @@ class Lwm2mEndpoint(SessionEndpoint[DatagramPeer]):
         if registered is None or not registered.observes(message.token):
             return False
         self._notifications += 1
-        goes_on = self._server.notified(session, message)
-        if message.type == CON:
-            session.send(empty(ACK if goes_on else RST, message.message_id))
+        if message.type != CON:
+            self._server.notified(session, message)
+        elif message.message_id not in session.unstored:  # else it came again before it was stored
+            on_stored = partial(self._notification_stored, session, message.message_id)
+            session.unstored.add(message.message_id)
+            goes_on = self._server.notified(session, message, on_stored)
+            if goes_on is not None:
+                session.unstored.discard(message.message_id)
+                session.send(empty(ACK if goes_on else RST, message.message_id))
         return True
+
+    def _notification_stored(self, session: DatagramPeer, message_id: int, is_stored: bool) -> None:
+        """Acknowledge what is durable. The device sends again what could not be stored (RFC 7252, 4.2)."""
+        session.unstored.discard(message_id)
+        if is_stored and not session.is_closed:
+            session.send(empty(ACK, message_id))
 
     def _handle(self, session: DatagramPeer, event: MessageEvent, _now: float) -> None:
         if isinstance(event, RequestReceived):

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import InitVar, dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import trio
 
@@ -32,6 +32,7 @@ from protocols.coap.lwm2m.formats.content import (
     SENML_CBOR,
     SENML_JSON,
     decode,
+    encode_paths,
     encode_text,
     is_link_format,
     says_types,
@@ -48,20 +49,39 @@ _INSTANCE_DEPTH: Final = 2
 _FIXED: Final = range(3, 8)  # objects of which the server takes a fixed list of resources (reference 18.4)
 _FRESH_SECONDS: Final = 128.0  # RFC 7641, 3.4
 _OBSERVE_RANGE: Final = 1 << 23
+#: Formats of Observe-Composite, and the codes of a device that wants another one (4.06, 4.15).
+_COMPOSITE: Final = (SENML_CBOR, SENML_JSON)
+_OTHER_FORMAT: Final = frozenset({"4.06", "4.15"})
 
 Queries = tuple[tuple[str, int], ...]
+#: Paths of one observation.
+ObservedPaths = tuple[ResourcePath, ...]
+#: Called when a notification is stored, with False when it could not be.
+OnStored = Callable[[bool], None]
+
+
+class NotifiedReading(NamedTuple):
+    """A reading of a notification; the last one of a notification has what follows when it is stored."""
+
+    reading: Reading
+    on_stored: OnStored | None = None
 
 
 class _Observed:
-    """An observation: what is observed, and the last notification."""
+    """An observation: what is observed, and the last notification. `paths` of Observe-Composite are several."""
 
-    __slots__ = ("at", "message_id", "number", "path")
+    __slots__ = ("at", "message_id", "number", "paths")
 
-    def __init__(self, path: ResourcePath) -> None:
-        self.path = path
+    def __init__(self, *paths: ResourcePath) -> None:
+        self.paths = paths
         self.number: int | None = None
         self.message_id: int | None = None
         self.at = 0.0
+
+    @property
+    def asked(self) -> ResourcePath:
+        """The path below which values may be; the root for several paths."""
+        return self.paths[0] if len(self.paths) == 1 else ()
 
     def is_new(self, message: CoapMessage, now: float) -> bool:
         """Whether the notification is newer than the last one (RFC 7641, 3.4); some devices never count on."""
@@ -111,8 +131,12 @@ class RegisteredDevice:
     is_due: bool = False
     is_read: bool = False
     is_storing: bool = False
-    unsaved: dict[ResourcePath, list[Reading]] = field(default_factory=dict)  # by observed path: what was notified
-    read_again: set[ResourcePath] = field(default_factory=set)  # observed paths whose last notification has to be read
+    #: By observed paths: what was notified.
+    unsaved: dict[ObservedPaths, list[NotifiedReading]] = field(default_factory=dict)
+    read_again: set[ObservedPaths] = field(default_factory=set)  # whose last notification has to be read
+    #: Why resources of the Manifest are not observed, in sentences.
+    unobserved: dict[ResourcePath, str] = field(default_factory=dict)
+    takes_composite: bool = False  # as far as is known
     #: Formats that say the types of values, and that the device has not refused; the likeliest first.
     _typed: list[int] = field(default_factory=lambda: [LWM2M_JSON, SENML_JSON, SENML_CBOR])
     _untyped: set[int] = field(default_factory=set)  # objects whose values came without types
@@ -125,6 +149,7 @@ class RegisteredDevice:
     def __post_init__(self, version: str | None) -> None:
         if (version or "1.0") != "1.0":
             self._typed.reverse()
+            self.takes_composite = True
         self.heard(self._link)
 
     @property
@@ -152,6 +177,11 @@ class RegisteredDevice:
         self.awake_until = self._now() + AWAKE_SECONDS
         self._woken.set()
         self._woken = trio.Event()
+
+    def ask_anew(self) -> None:
+        """Everything is read and observed again with the next steps."""
+        self.is_read = False
+        self.unobserved.clear()
 
     def end(self) -> None:
         """End the registration: tasks that wait for the device get SessionLostError."""
@@ -224,30 +254,96 @@ class RegisteredDevice:
             raise _unreadable("Discover", path, error) from error
 
     async def observe(self, path: ResourcePath) -> Readings:
-        """Begin to observe an object instance; the answer has its values. Errors as of ManagedSession."""
-        for token in [token for token, one in self._observed.items() if one.path == path]:
+        """Begin to observe an object instance or a resource; the answer has its values. Errors as of ManagedSession."""
+        for token in [token for token, one in self._observed.items() if one.paths == (path,)]:
             del self._observed[token]
-        token = os.urandom(TOKEN_BYTES)
-        self._observed[token] = _Observed(path)  # the first notification may come with the answer
-        is_observed = False
         try:
-            async with self._turn:
-                answer = await self._ask(Code.GET, path, ((int(Option.OBSERVE), b""),), token=token)
-                is_observed = option_of(answer, Option.OBSERVE) is not None
-                body, answer = await self._rest(path, answer)
+            format_, body = await self._begin_observing(_Observed(path), _Question(Code.GET, path), "Observe")
         except BodyChanged:
             # Some devices choose another format for an observation than for the plain requests of its further blocks.
             return await self.read(path)
+        return self._decoded(format_, body, path, "Observe")
+
+    async def observe_composite(self, paths: ObservedPaths) -> Readings | None:
+        """Begin to observe several resources together (LwM2M 1.1, 6.4.3.1); the answer has their values.
+
+        None: the device does not take the operation. Errors as of ManagedSession.
+        """
+        for format_ in _COMPOSITE:
+            question = _composite(paths, format_)
+            try:
+                found, body = await self._begin_observing(_Observed(*paths), question, "Observe-Composite")
+            except DeviceRefusedError as error:
+                if error.code not in _OTHER_FORMAT:
+                    return None
+                continue
+            except BodyChanged:
+                return await self.read_composite(paths)
+            return self._decoded(found, body, (), "Observe-Composite")
+        return None
+
+    async def _begin_observing(self, observed: _Observed, question: "_Question", name: str) -> tuple[int | None, bytes]:
+        """The content-format and the body of the answer. Raises BodyChanged besides."""
+        token = os.urandom(TOKEN_BYTES)
+        self._observed[token] = observed  # the first notification may come with the answer
+        is_observed = False
+        first = question._replace(options=(*question.options, (int(Option.OBSERVE), b"")))
+        try:
+            async with self._turn:
+                answer = await self._ask(first, token=token)
+                is_observed = option_of(answer, Option.OBSERVE) is not None
+                body, answer = await self._rest(question, answer)
+        except BodyChanged:
+            raise
         except UnreadablePayload as error:
-            raise _unreadable("Observe", path, error) from error
+            raise _unreadable(name, observed.asked, error) from error
         finally:
             if not is_observed:
                 self._observed.pop(token, None)
+        return _number(option_of(answer, Option.CONTENT_FORMAT)), body
+
+    async def read_composite(self, paths: ObservedPaths) -> Readings:
+        """The values of several resources (Read-Composite). Errors as of ManagedSession."""
+        async with self._turn:
+            try:
+                question = _composite(paths, SENML_CBOR)
+                body, answer = await self._rest(question, await self._ask(question))
+            except UnreadablePayload as error:
+                raise _unreadable("Read-Composite", (), error) from error
+        return self._decoded(_number(option_of(answer, Option.CONTENT_FORMAT)), body, (), "Read-Composite")
+
+    def _decoded(self, format_: int | None, body: bytes, asked: ResourcePath, operation: str) -> Readings:
         try:
-            format_ = _number(option_of(answer, Option.CONTENT_FORMAT))
-            return decode(format_, body, path, self._now_ms(), self._kinds)
+            return decode(format_, body, asked, self._now_ms(), self._kinds)
         except UnreadablePayload as error:
-            raise _unreadable("Observe", path, error) from error
+            raise _unreadable(operation, asked, error) from error
+
+    async def stop_observing(self, paths: ObservedPaths) -> None:
+        """End an observation (RFC 7641, 3.6). Errors as of ManagedSession, after which it has ended, too."""
+        for token in [token for token, one in self._observed.items() if one.paths == paths]:
+            del self._observed[token]
+            question = _Question(Code.GET, paths[0]) if len(paths) == 1 else _composite(paths, SENML_CBOR)
+            async with self._turn:
+                await self._ask(
+                    question._replace(options=(*question.options, (int(Option.OBSERVE), b"\1"))), token=token
+                )
+
+    def forget(self, paths: ObservedPaths) -> None:
+        """Take an observation for ended, without a request: what comes of it is rejected."""
+        for token in [token for token, one in self._observed.items() if one.paths == paths]:
+            del self._observed[token]
+
+    def observations(self) -> list[ObservedPaths]:
+        """The paths of each observation."""
+        return [one.paths for one in self._observed.values()]
+
+    def is_observed(self, path: ResourcePath) -> bool:
+        """Whether notifications of the resource come: it is observed, or what it belongs to."""
+        return any(path[: len(found)] == found for paths in self.observations() for found in paths)
+
+    def lists(self, path: ResourcePath) -> bool:
+        """Whether the device named the instance of a resource, or its object without any instance."""
+        return path[:_INSTANCE_DEPTH] in self.offers or path[:1] in self.instances()
 
     async def _change(
         self,
@@ -258,21 +354,20 @@ class RegisteredDevice:
         payload: bytes = b"",
     ) -> None:
         async with self._turn:
-            answer = await self._ask(code, path, options, payload)
+            answer = await self._ask(_Question(code, path, options, payload))
         if answer.code != Code.CHANGED:
             _raise_if_refused(answer)
             raise _unreadable(operation, path, UnreadablePayload(f"is {_code(answer)} instead of 2.04"))
 
     async def _get(self, path: ResourcePath, operation: str, *options: tuple[int, bytes]) -> tuple[bytes, CoapMessage]:
+        question = _Question(Code.GET, path, options)
         async with self._turn:
             try:
-                return await self._rest(path, await self._ask(Code.GET, path, options), options)
+                return await self._rest(question, await self._ask(question))
             except UnreadablePayload as error:
                 raise _unreadable(operation, path, error) from error
 
-    async def _rest(
-        self, path: ResourcePath, answer: CoapMessage, options: tuple[tuple[int, bytes], ...] = ()
-    ) -> tuple[bytes, CoapMessage]:
+    async def _rest(self, question: "_Question", answer: CoapMessage) -> tuple[bytes, CoapMessage]:
         """The whole body of an answer whose first block has come, and the answer. Raises Unreadable.
 
         The requests for the further blocks have the options of the first one (RFC 7959, 2.4).
@@ -284,23 +379,15 @@ class RegisteredDevice:
                 raise UnreadablePayload(f"is {_code(answer)} instead of 2.05")
             if not blocks.take(answer):
                 return blocks.body, first
-            answer = await self._ask(Code.GET, path, (*options, blocks.next))
+            answer = await self._ask(question._replace(options=(*question.options, blocks.next)))
 
-    async def _ask(
-        self,
-        code: Code,
-        path: ResourcePath,
-        options: tuple[tuple[int, bytes], ...] = (),
-        payload: bytes = b"",
-        *,
-        token: bytes | None = None,
-    ) -> CoapMessage:
+    async def _ask(self, question: "_Question", *, token: bytes | None = None) -> CoapMessage:
         """Send one request and wait for its answer. The caller holds the turn. Raises SessionLostError."""
-        segments = (*self.offer.root, *(str(number).encode() for number in path))
+        segments = (*self.offer.root, *(str(number).encode() for number in question.path))
         located = tuple((int(Option.URI_PATH), segment) for segment in segments)
-        ordered = tuple(sorted((*located, *options), key=lambda option: option[0]))
+        ordered = tuple(sorted((*located, *question.options), key=lambda option: option[0]))
         link = await self._reachable()
-        exchange = Exchange(code, token or os.urandom(TOKEN_BYTES), encode_options(ordered), payload)
+        exchange = Exchange(question.code, token or os.urandom(TOKEN_BYTES), encode_options(ordered), question.payload)
         self._current = exchange
         try:
             answer = await link.ask(exchange)
@@ -332,10 +419,10 @@ class RegisteredDevice:
         """Whether a message with this token is a notification, and not the answer to a request."""
         return token in self._observed and not self.awaits(token)
 
-    def notified(self, message: CoapMessage) -> tuple[ResourcePath, Readings | None] | None:
+    def notified(self, message: CoapMessage) -> tuple[ObservedPaths, Readings | None] | None:
         """Take a notification.
 
-        Returns the observed path and its values, or None for them if they are in several blocks and have to be read.
+        Returns the observed paths and the values, or None for them if they are in several blocks and have to be read.
         Returns None when the notification is old, or ends the observation.
 
         Raises:
@@ -349,15 +436,44 @@ class RegisteredDevice:
         if not self._link.is_stream and not observed.is_new(message, self._now()):
             return None
         if Blocks().take(message):
-            return observed.path, None
+            return observed.paths, None
         format_ = _number(option_of(message, Option.CONTENT_FORMAT))
-        return observed.path, decode(format_, message.payload, observed.path, self._now_ms(), self._kinds)
+        readings = decode(format_, message.payload, observed.asked, self._now_ms(), self._kinds)
+        if self.unobserved:
+            for path in latest(readings):
+                self.unobserved.pop(path, None)
+        return observed.paths, readings
+
+    def paths_of(self, token: bytes) -> ObservedPaths:
+        """The paths of the observation with this token; none if there is no such one."""
+        found = self._observed.get(token)
+        return () if found is None else found.paths
+
+    def not_stored(self, token: bytes) -> None:
+        """The last notification could not be stored: when it comes again, it is new."""
+        if (observed := self._observed.get(token)) is not None:
+            observed.number = observed.message_id = None
 
     def instances(self) -> list[ResourcePath]:
         """The object instances that the device named, in their order, and objects without any."""
         paths = self.offer.paths
         with_instances = {path[:1] for path in paths if len(path) == _INSTANCE_DEPTH}
         return sorted(path for path in paths if len(path) == _INSTANCE_DEPTH or path not in with_instances)
+
+
+class _Question(NamedTuple):
+    """A request. `options` are those besides the path."""
+
+    code: Code
+    path: ResourcePath
+    options: tuple[tuple[int, bytes], ...] = ()
+    payload: bytes = b""
+
+
+def _composite(paths: ObservedPaths, format_: int) -> _Question:
+    """A request about several resources: FETCH with their list in SenML (LwM2M 1.1, 6.3.6)."""
+    options = content_format(format_), (int(Option.ACCEPT), uint(format_))
+    return _Question(Code.FETCH, (), options, encode_paths(format_, paths))
 
 
 def _number(value: bytes | None) -> int | None:

@@ -25,13 +25,15 @@ from broker.errors import (
     StorageUnavailable,
     Unauthorized,
 )
-from broker.facts import FactPhase, ManagementConfigured
+from broker.facts import DeviceChanged, DeviceTypeChanged, FactPhase, ManagementConfigured
+from broker.limits.meters import Channel
+from broker.limits.refusals import RateLimitExceeded
 from broker.registration.certificates import ClientCertificate
 from broker.routing.connections import CloseReason
 from broker.secrets import token_hash
 from protocols.coap.containment import Failure, contain
 from protocols.coap.errors import InternalError, MethodNotAllowed, Unfit, UnsupportedFormat, response_code
-from protocols.coap.lwm2m.device import RegisteredDevice
+from protocols.coap.lwm2m.device import OnStored, RegisteredDevice
 from protocols.coap.lwm2m.exchanges import Lwm2mLink
 from protocols.coap.lwm2m.formats.content import SENML_CBOR, SENML_JSON, decode
 from protocols.coap.lwm2m.formats.values import UnreadablePayload
@@ -127,12 +129,26 @@ class Lwm2mServer:
         self._registered = self._updates = self._refused = self._expired = 0
         self._notifications = 0
         rooms.core.router.subscribe(ManagementConfigured, self._configured, FactPhase.EFFECT)
+        rooms.core.router.subscribe(DeviceTypeChanged, self._type_changed, FactPhase.EFFECT)
+        rooms.core.router.subscribe(DeviceChanged, self._device_changed, FactPhase.EFFECT)
+
+    def _type_changed(self, fact: DeviceTypeChanged) -> None:
+        """The registered devices of the type are observed as the new Manifest says."""
+        for registered in self._table:
+            if registered.device.type_key == fact.device_type:
+                self._sequence.begin(registered)
+
+    def _device_changed(self, fact: DeviceChanged) -> None:
+        """The device may have another version of the Manifest."""
+        if (registered := self._table.of_device(fact.device)) is not None:
+            self._sequence.begin(registered)
 
     def _configured(self, fact: ManagementConfigured) -> None:
         """Write the new attributes to the registered devices of the type, and read what may be read now."""
         for registered in self._table:
             if registered.device.type_key == fact.device_type:
-                registered.is_read = False
+                registered.ask_anew()
+                self._sequence.forget_fields(registered)
                 self._sequence.begin(registered)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -211,6 +227,8 @@ class Lwm2mServer:
         self._notifications += 1
         registered.heard(peer)
         self._rooms.devices.presence.touch(registered.device.key)
+        if registered.device.manifest.manifest.resources:
+            self._count(registered)
         await self._registrations.receive_values(registered.device, readings)
         return Lwm2mResponse(Code.CHANGED)
 
@@ -222,9 +240,9 @@ class Lwm2mServer:
             registered.has_queue_mode = given.has_queue_mode
         if given.offer is not None and given.offer != registered.offer:
             registered.offer = given.offer
-            registered.is_read = False
+            registered.ask_anew()
         if registered.link is not peer:
-            registered.is_read = False  # observations end with the connection
+            registered.ask_anew()  # observations end with the connection
         peer.registered = registered
         registered.heard(peer)
         self._extend(registered)
@@ -359,28 +377,55 @@ class Lwm2mServer:
 
     # --- Notifications -----------------------------------------------------------------------------------------------
 
-    def notified(self, peer: Lwm2mPeer, message: CoapMessage) -> bool:
-        """Take a response that answers no request. Returns whether it is of an observation that goes on."""
+    def notified(self, peer: Lwm2mPeer, message: CoapMessage, on_stored: OnStored | None = None) -> bool | None:
+        """Take a response that answers no request.
+
+        Returns whether it is of an observation that goes on; None when `on_stored` will be called as soon as what it
+        says is durable, or could not be stored.
+        """
         registered = peer.registered
         if registered is None or registered.is_over or not registered.observes(message.token):
             return False
         self._notifications += 1
         registered.heard(peer)
         self._rooms.devices.presence.touch(registered.device.key)
+        wanted = registered.device.manifest.manifest.resources
+        is_of_field = bool(wanted) and not set(registered.paths_of(message.token)).isdisjoint(wanted.values())
         try:
+            if is_of_field:
+                self._count(registered)
             found = registered.notified(message)
+        except RateLimitExceeded:
+            return True
         except UnreadablePayload as error:
+            reason = f"A notification {error}."
             self._sequence.unreadable += 1
-            self._sequence.note(registered, "lwm2m_unreadable", f"A notification {error}.")
+            self._sequence.note(registered, "lwm2m_unreadable", reason)
+            if is_of_field:
+                self._registrations.receive_unreadable(registered.device, message.payload, reason)
             return True
         if found is None:
             return registered.observes(message.token)
-        path, readings = found
+        paths, readings = found
         if readings is None:
-            self._sequence.read_later(registered, path)
-        else:
-            self._sequence.store_later(registered, path, readings)
-        return True
+            self._sequence.read_later(registered, paths)
+            return True
+        if on_stored is None:
+            self._sequence.store_later(registered, paths, readings)
+            return True
+        self._sequence.store_later(registered, paths, readings, partial(_stored, registered, message.token, on_stored))
+        return None
+
+    def _count(self, registered: RegisteredDevice) -> None:
+        """Count a notification or Send that makes messages of fields (reference 18.6). Raises RateLimitExceeded."""
+        device = registered.device
+        meter = self._rooms.limits.meters.of_device(Channel.COAP, device.key, device.id)
+        try:
+            if meter is not None:
+                meter.count()
+        except RateLimitExceeded as error:
+            self._rooms.messages.ingest.refused.note(device, error)
+            raise
 
     def statistics(self) -> Lwm2mStatistics:
         return Lwm2mStatistics(
@@ -394,6 +439,12 @@ class Lwm2mServer:
             unreadable=self._sequence.unreadable,
             communication_failures=self._sequence.failures,
         )
+
+
+def _stored(registered: RegisteredDevice, token: bytes, on_stored: OnStored, is_stored: bool) -> None:
+    if not is_stored:
+        registered.not_stored(token)
+    on_stored(is_stored)
 
 
 def _is_of(registered: RegisteredDevice, peer: Lwm2mPeer) -> bool:

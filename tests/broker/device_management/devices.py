@@ -51,6 +51,7 @@ class FakeSession:
     is_over: bool = False
     is_asleep: bool = False
     refuses: dict[ResourcePath, str] = field(default_factory=dict)
+    unobserved: dict[ResourcePath, str] = field(default_factory=dict)
     #: Its server finds that no value can be written.
     cannot_send: bool = False
     #: Operations in their order, such as `W /3/0/14 +01:00`.

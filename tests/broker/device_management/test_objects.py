@@ -8,6 +8,7 @@ from broker.device_management.models import ModelError, camel_case, parse_models
 from broker.device_management.objects import ObjectMap, ValueType, leaves_of, nested
 from broker.device_management.registry import shipped_models, unit_of
 from broker.device_management.requests import parse_value
+from broker.device_types.manifest import Field, ValueClass
 from tests.rows import each_row
 
 TEMPERATURE = b"""<?xml version="1.0" encoding="UTF-8"?>
@@ -213,3 +214,36 @@ def test_every_described_resource_is_found_by_its_name() -> None:
             found = objects.property_named(f"{name}.1.{one.name}")
             assert found is not None, (number, key)
             assert found.path == (number, 1, key)
+
+
+@each_row(
+    ("path", "class_", "is_collection", "problem"),
+    [
+        ((3303, 0, 5700), "Double", False, None),
+        ((3303, 7, 5700), "Integer", False, None),
+        ((3303, 0, 5700), "String", False, None),
+        ((3303, 0, 5700), "Double", True, None),
+        (
+            (3303, 0, 5700),
+            "Boolean",
+            False,
+            "/3303/0/5700 is Float, so valueClass must be one of Double, Float, Integer, Long, String",
+        ),
+        ((3311, 0, 5850), "Boolean", False, None),
+        ((3311, 0, 5850), "Integer", False, "/3311/0/5850 is Boolean, so valueClass must be one of Boolean, String"),
+        ((3, 0, 13), "Integer", False, "/3/0/13 is Time, so valueClass must be one of Double, Float, Long, String"),
+        ((3, 0, 13), "Long", False, None),
+        ((3, 0, 0), "Double", False, "/3/0/0 is String, so valueClass must be one of String"),
+        ((3, 0, 7), "Integer", False, "/3/0/7 has several values, so isCollection must be true"),
+        ((3, 0, 7), "Integer", True, None),
+        ((3, 0, 4), "Boolean", False, "/3/0/4 cannot be read"),
+        ((5, 0, 1), "String", False, "/5/0/1 cannot be read"),
+        ((4242, 0, 1), "Boolean", False, None),
+        ((3303, 0, 26_000), "Boolean", False, None),
+    ],
+)
+def test_fields_and_the_models_of_their_resources(
+    path: tuple[int, ...], class_: str, is_collection: bool, problem: str | None
+) -> None:
+    field = Field("f", ValueClass(class_), is_collection=is_collection, lwm2m=path)
+    assert ObjectMap(shipped_models()).problem_of(field) == problem

@@ -657,3 +657,59 @@ def test_every_field_that_is_declared_is_there_under_its_path(entries: list[Obje
     assert list(manifest.leaves) == paths(entries)
     assert parse_manifest(json.loads(json.dumps(document))) == manifest
     assert list(manifest.actions[0].properties()["parameters"]) == [entry["name"] for entry in entries[:2]]  # type: ignore[call-overload]
+
+
+# Resources of LWM2M (reference 18.6)
+
+
+@each_row(
+    ("path", "is_one"),
+    [
+        ("/3303/0/5700", True),
+        ("/65534/65534/65534", True),
+        (None, True),
+        (7, False),
+        ("", False),
+        ("3303/0/5700", False),
+        ("/3303/0", False),
+        ("/3303/0/5700/", False),
+        ("/3303/0/5700/0", False),
+        ("/3303/00/5700", False),
+        ("/3303/0/65535", False),
+        ("/3303/0/-1", False),
+        ("/\u0663/0/1", False),
+        ("/0/0/5", False),
+        ("/1/0/1", False),
+        ("/2/0/1", False),
+        ("/21/0/0", False),
+    ],
+)
+def test_the_resource_of_a_field(path: object, is_one: bool) -> None:
+    found = findings(fields(leaf(lwm2m=path)))
+    expected = [("fields.0.lwm2m", "Text field only" if path == 7 else INVALID)]
+    assert found == ([] if is_one else expected)
+
+
+def test_only_fields_with_values_have_a_resource() -> None:
+    of_group = fields(group("g", leaf(), lwm2m="/3303/0/5700"))
+    assert findings(of_group) == [("fields.0.lwm2m", INVALID)]
+    of_parameter = actions({"name": "set", "parameters": [leaf(lwm2m="/3303/0/5700")]})
+    assert findings(of_parameter) == [("actions.0.parameters.0.lwm2m", INVALID)]
+    transformed = {**fields(leaf(lwm2m="/3303/0/5700")), "transform": {"format": "json"}}
+    assert findings(transformed) == [("transform", INVALID)]
+
+
+def test_at_most_64_resources() -> None:
+    def of(number: int) -> Object:
+        return fields(*(leaf(f"f{index}", lwm2m=f"/3303/{index}/5700") for index in range(number)))
+
+    assert findings(of(64)) == []
+    assert findings(of(65)) == [("fields", "Invalid value: at most 64 paths of lwm2m")]
+    same = fields(*(leaf(f"f{index}", lwm2m="/3303/0/5700") for index in range(65)))
+    assert findings(same) == []  # one path
+
+
+def test_resources_by_field() -> None:
+    manifest = parse_manifest(fields(leaf(), group("g", leaf("t", "Double", lwm2m="/3303/0/5700"))))
+    assert dict(manifest.resources) == {"g.t": (3303, 0, 5700)}
+    assert manifest.properties()["fields"]["g"]["t"]["lwm2m"] == "/3303/0/5700"  # type: ignore[index]

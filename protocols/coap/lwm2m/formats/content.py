@@ -1,8 +1,11 @@
 """Answers of devices by their content-format, under the numbers of LwM2M 1.0, 1.1 and the drafts before."""
 
 import base64
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
+
+import cbor2
 
 from broker.device_management.sessions import Readings, ResourcePath, ResourceValue
 from protocols.coap.lwm2m.formats import tlv
@@ -22,6 +25,7 @@ OLD: Final[Mapping[int, int]] = {1541: TEXT, 1542: TLV, 1543: LWM2M_JSON, 1544: 
 #: The longest answer, Send or registration that is put together from blocks.
 ANSWER_BYTES: Final = 64 * 1024
 _RESOURCE_DEPTH: Final = 3
+_CBOR_NAME: Final = 0  # label of the name (RFC 8428, 6)
 _TRUE, _FALSE = ("1", "true"), ("0", "false")
 
 
@@ -144,3 +148,10 @@ def encode_text(path: ResourcePath, value: ResourceValue, kinds: KindOf = kind_o
         case int() if kinds(path) is Kind.TIME:
             return str(value // 1000).encode()
     return str(value).encode()
+
+
+def encode_paths(format_: int, paths: Iterable[ResourcePath]) -> bytes:
+    """The list of resources of a composite operation, in SenML JSON or SenML CBOR (LwM2M 1.1, 7.4.4)."""
+    if format_ == SENML_JSON:
+        return json.dumps([{"n": shown(path)} for path in paths], separators=(",", ":")).encode()
+    return cbor2.dumps([{_CBOR_NAME: shown(path)} for path in paths])

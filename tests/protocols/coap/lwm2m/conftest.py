@@ -36,6 +36,8 @@ class Management:
         self.heard_of: set[str] = set()
         self.readings: list[Reading] = []
         self.over: list[ManagedSession] = []
+        self.read: list[Reading] = []  # the answers to Read among the readings
+        self.unreadable: list[tuple[str, bytes, str]] = []
         self.values: dict[ResourcePath, ResourceValue] = {}
         self._changed = trio.Event()
 
@@ -55,10 +57,15 @@ class Management:
         self.over.append(session)
         self._change()
 
-    async def receive_values(self, device: Device, readings: Readings) -> None:
+    async def receive_values(self, device: Device, readings: Readings, *, is_read: bool = False) -> None:
         self.heard_of.add(device.id)
+        self.read += list(readings) if is_read else []
         self.readings.extend(readings)
         self.values.update(latest(readings))
+        self._change()
+
+    def receive_unreadable(self, device: Device, payload: bytes, reason: str) -> None:
+        self.unreadable.append((device.id, payload, reason))
         self._change()
 
     def _change(self) -> None:
