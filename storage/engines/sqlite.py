@@ -20,6 +20,7 @@ from storage import migrations
 from storage.damage import Damage
 from storage.engines.quarantine import forget_old_indexes, set_aside_damaged
 from storage.engines.sqlite_check import opened_to_read
+from storage.engines.sqlite_read_ahead import reading_ahead
 from storage.engines.sqlite_references import Mended, mend_references
 from storage.engines.sqlite_tables import SqliteTables
 from storage.engines.sqlite_upgrade import Progress, apply_steps, keep_copy
@@ -515,10 +516,11 @@ class SqliteEngine:
             yield SqliteSnapshot(driver, self.damage)
 
     def check(self) -> None:
-        """Look at the structure of every page. Raises StoreError: the file is damaged."""
+        """Look at the structure of every page of a store that nobody uses. Raises StoreError: the file is damaged."""
         connection = self.open(read_only=True)
         try:
-            found = [row[0] for row in connection.execute("PRAGMA quick_check(1)").tuples()]
+            with reading_ahead(self.path):
+                found = [row[0] for row in connection.execute("PRAGMA quick_check(1)").tuples()]
         finally:
             connection.close()
         if found != ["ok"]:

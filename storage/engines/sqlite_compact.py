@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from config.shown_command import shown_command
+from storage.engines.sqlite_read_ahead import reading_ahead
 from storage.engines.sqlite_upgrade import Progress, Seldom, sync
 from storage.sql import StoreDamagedError, StoreError, StoreFullError
 
@@ -99,7 +100,7 @@ def _rewrite(store: Path, part: Path, expected: int, progress: Progress) -> int:
 
 def _check(part: Path) -> None:
     """The new file is all that is left of the store. Raises StoreDamagedError."""
-    with closing(sqlite3.connect(part, isolation_level=None)) as db:
+    with closing(sqlite3.connect(part, isolation_level=None)) as db, reading_ahead(part):
         found = [str(row[0]) for row in db.execute("PRAGMA quick_check(1)")]
     if found != ["ok"]:
         raise StoreDamagedError(f"{part}: {' '.join(found)}")
