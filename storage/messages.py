@@ -136,6 +136,9 @@ class MessageStore:
             self._indexed = self.counter("indexed")
         if head - self._indexed < _UNINDEXED_MOST:
             return None
+        self._indexed = self.counter("indexed")  # another node may have made entries
+        if head - self._indexed < _UNINDEXED_MOST:
+            return None
         return self.missing(self.head(), at_least=_UNINDEXED_MOST)
 
     def forget_incomplete_index(self) -> bool:
@@ -157,8 +160,9 @@ class MessageStore:
         return self._db.execute(rows, {"last": last, "indexed": indexed}).one() is not None
 
     def add_missing(self, missing: Missing) -> None:
-        """Add entries, unless others were added since they were made."""
-        if self.counter("indexed") == missing.behind:
+        """Add entries, unless others were added since they were made, perhaps by another node."""
+        self._indexed = self.counter("indexed")
+        if self._indexed == missing.behind:
             self._add_entries(missing.upto, missing.entries)
 
     def add_entries(self, messages: Sequence[Entry], behind: Position, upto: Position) -> None:

@@ -52,6 +52,7 @@ _LOOK_SECONDS: Final = 0.1
 _TELL_SECONDS: Final = 5.0
 #: The positions that are left out when another server has taken over: clients may have seen more than it has.
 _JUMP: Final = 1_000_000
+_NOTED: Final = "SELECT number FROM batch WHERE node = %s"
 #: The name in `batch` of the server's history, whose number is that of the row.
 _TIMELINE: Final = "timeline"
 IS_COPY: Final = "the server is the copy of another one and takes no writes: promote it, or name the other one"
@@ -236,11 +237,13 @@ def timeline_of(connection: Connection) -> int:
 
 
 def jump(connection: Connection, timeline: int, *, at_least: int = 0) -> None:
-    """Leave out the positions that the server may have lost at a failover, so that none is given twice."""
+    """Leave out the positions that the server may have lost at a failover, so that none is given twice. Of several
+    nodes, and of the connections of one, the first one does that."""
     with connection.transaction():
         connection.execute("SET TRANSACTION READ WRITE")
         connection.execute("SELECT pg_advisory_xact_lock(%s)", [LOG_LOCK])
-        connection.execute("SELECT setval('log', greatest((SELECT last_value FROM log) + %s, %s))", [_JUMP, at_least])
+        by = 0 if connection.execute(_NOTED, [_TIMELINE]).fetchone() == (timeline,) else _JUMP
+        connection.execute("SELECT setval('log', greatest((SELECT last_value FROM log) + %s, %s))", [by, at_least])
         _note_timeline(connection, timeline)
 
 
@@ -253,7 +256,7 @@ def _look_at_timeline(connection: Connection) -> None:
     """A server that took over while no daemon ran may lack what clients have seen."""
     if not (timeline := timeline_of(connection)):
         return
-    row = connection.execute("SELECT number FROM batch WHERE node = %s", [_TIMELINE]).fetchone()
+    row = connection.execute(_NOTED, [_TIMELINE]).fetchone()
     if row is None:
         _note_timeline(connection, timeline)
     elif row != (timeline,):

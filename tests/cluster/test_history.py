@@ -1,7 +1,8 @@
 """The rules of several nodes hold in histories of clients that move; and the checker finds nodes that break one."""
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import pytest
 import trio
@@ -14,6 +15,7 @@ from storage.engines import postgresql
 from storage.engines.postgresql_schema import LOG_LOCK
 from storage.facts import FactPage, FactRecord, FactStore
 from storage.keys import Position
+from storage.messages import Missing
 from tests.cluster.history import history_of, parts_of_a_cluster
 
 SEEDS = (1, 2)
@@ -139,3 +141,22 @@ async def test_a_commit_of_this_node_that_has_not_ended_is_waited_for_by_whoever
                 await b.facts.catch_up()
         await b.facts.catch_up()
         assert b.facts.order == list(range(b.facts.order[0], b.facts.order[0] + 40))
+
+
+async def test_entries_of_the_index_that_another_part_has_made_are_known() -> None:
+    """Otherwise each commit would read the log again, and a start would never end."""
+    head = Position(100_000)  # as after a failover, which leaves positions out
+
+    def add(tx: Transaction, missing: Missing) -> None:
+        tx.messages.add_missing(missing)
+
+    async with parts_of_a_cluster(2, follow=False) as (a, b):
+        of_a, of_b = (cast("Transaction", part.database._writer).messages for part in (a, b))
+        stale = of_b.missing(head)
+        assert stale is not None
+        while (missing := of_a.missing(head)) is not None:
+            await a.database.write(partial(add, missing=missing))
+        assert of_b.missing_too_many(head) is None
+        of_b._indexed = stale.behind
+        await b.database.write(partial(add, missing=stale))
+        assert of_b.missing(head) is None
