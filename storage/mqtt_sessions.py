@@ -12,7 +12,8 @@ _TABLES: Final = ("mqtt_delivery", "mqtt_received", "mqtt_subscription", "mqtt_s
 
 
 class MqttSessionRecord(msgspec.Struct, frozen=True):
-    """A row of `mqtt_session`. `expires_on` is None while the device is connected."""
+    """A row of `mqtt_session`. `expires_on` is None while the device is connected. `holder`: the latest connection, of
+    several nodes."""
 
     device: DeviceKey
     client_id: str
@@ -20,6 +21,7 @@ class MqttSessionRecord(msgspec.Struct, frozen=True):
     expires_on: Milliseconds | None
     actions_after: Position | None
     sent_until: int
+    holder: str = ""
 
 
 class TopicSubscriptionRecord(msgspec.Struct, frozen=True):
@@ -71,15 +73,25 @@ class MqttSessionStore(Store):
             {"device": device, "expires_on": expires_on, "sent_until": sent_until},
         )
 
-    def end_all(self, now_ms: Milliseconds) -> None:
-        """The daemon was killed: no device is connected, and every delivery may have been sent."""
+    def end_all(self, now_ms: Milliseconds | None = None, *, node: str = "") -> None:
+        """The daemon was killed: no device is connected, and every delivery may have been sent. `node`: of several
+        nodes, this one. `now_ms`: None is the time of the store."""
+        now = ":now" if now_ms is not None else self._db.now_ms()
+        of_node = " AND holder >= :first AND holder < :behind" if node else ""
         self._db.execute(
-            "UPDATE mqtt_session SET expires_on = :now + expiry_seconds * 1000,"
+            f"UPDATE mqtt_session SET expires_on = {now} + expiry_seconds * 1000,"  # noqa: S608 - an expression of the engine
             " sent_until = (SELECT coalesce(max(d.number), 0) FROM mqtt_delivery AS d"
             " WHERE d.device = mqtt_session.device)"
-            " WHERE expires_on IS NULL",
-            {"now": now_ms},
+            f" WHERE expires_on IS NULL{of_node}",
+            {"now": now_ms or 0, "first": f"{node} ", "behind": f"{node}!"},  # '!' follows ' ' in ASCII
         )
+
+    def is_held_by(self, device: DeviceKey, holder: str) -> bool:
+        row = self._db.execute(
+            "SELECT 1 AS held FROM mqtt_session WHERE device = :device AND holder = :holder",
+            {"device": device, "holder": holder},
+        ).one()
+        return row is not None
 
     def remove(self, device: DeviceKey) -> None:
         for table in _TABLES:

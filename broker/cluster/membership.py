@@ -409,6 +409,7 @@ def _free(held: HeldLease, leases: LeaseStore) -> None:
 def _bury(node: str, record: LeaseRecord, tx: Transaction) -> bool:
     if not tx.leases.bury(record):
         return False
+    tx.mqtt_sessions.end_all(node=record.node)
     tx.mqtt_wills.take_over(node, record.node, tx.connection.now_ms())
     tx.devices.end_online_periods_of(tx.device_connections.end_all(record.node))
     return True

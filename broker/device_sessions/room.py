@@ -17,7 +17,9 @@ class DeviceSessionsRoom(msgspec.Struct, frozen=True):
 
 async def open_device_sessions(core: Core) -> DeviceSessionsRoom:
     settings = core.settings.mqtt
-    sessions = DeviceSessions(core.database, core.clock, core.news, longest_seconds=settings.session_max_seconds)
+    sessions = DeviceSessions(
+        core.database, core.clock, core.news, longest_seconds=settings.session_max_seconds, peers=core.peers
+    )
     core.life.observe("mqtt sessions", sessions.statistics)
     if settings.persistent_sessions == "off":
         return DeviceSessionsRoom(None if settings.topics == "service" else sessions, sessions)

@@ -35,6 +35,8 @@ class DeviceSession:
     # While a connection waits for its commit: its number, and what is called with whether the session goes on.
     number: int = 0
     begun: Callable[["DeviceSession", bool], None] | None = None
+    #: Of several nodes: the connection, as the store names it.
+    holder: str = ""
     is_stored: bool = False
     outlet: SessionOutlet | None = None  # None while the device is away
     late: list[DeliveryRecord] = field(default_factory=list)  # that came while a new connection began

@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from broker.clock import Clock
+from broker.cluster.facts import FactLog
 from broker.cluster.kinds import SESSION_BEGAN, SESSION_EXPIRED, SessionBegin
 from broker.cluster.news import News
 from broker.device_sessions import steps
@@ -39,7 +40,11 @@ class SessionStatistics(msgspec.Struct, frozen=True):
 
 
 class DeviceSessions:
-    def __init__(self, database: Database, clock: Clock, news: News, *, longest_seconds: int) -> None:
+    def __init__(
+        self, database: Database, clock: Clock, news: News, *, longest_seconds: int, peers: FactLog | None = None
+    ) -> None:
+        """`peers`: other nodes have connections, too; None: there are none."""
+        self._peers = peers
         self._database = database
         self._clock = clock
         self._longest_seconds = longest_seconds
@@ -59,7 +64,10 @@ class DeviceSessions:
 
     async def resume(self) -> None:
         """After the start of the daemon: no device is connected."""
-        now_ms = self._clock.now_ms()
+        now_ms, peers = self._clock.now_ms(), self._peers
+        if peers is not None:  # sessions are read when their devices connect, wherever they were before
+            await self._database.write(lambda tx: tx.mqtt_sessions.end_all(now_ms, node=peers.node))
+            return
         await self._database.write(lambda tx: tx.mqtt_sessions.end_all(now_ms))
         for session in await self._database.read(steps.every_session):
             self._known[session.device] = session
@@ -110,6 +118,8 @@ class DeviceSessions:
         if (former := self._current.get(session.device)) is not None and former.begun is not None:
             self._replaced[former.number] = former
         session.number, session.begun = next(self._numbers), begun
+        if self._peers is not None:
+            session.holder = f"{self._peers.node} {self._peers.instance}.{session.number}"
         self._current[session.device] = session
         if (away := self._known.get(session.device)) is not None:
             away.outlet, away.late = None, []
@@ -234,6 +244,8 @@ class DeviceSessions:
             return
         del self._current[session.device]
         session.outlet = None
+        if self._peers is not None:
+            self._known.pop(session.device, None)
         if not session.is_stored or not session.expiry_seconds:
             self._known.pop(session.device, None)
             self._tell_end(session.device)
@@ -250,8 +262,12 @@ class DeviceSessions:
             handler(device)
 
     def _write(self, session: DeviceSession, work: Callable[..., None], *arguments: object, size: int = 0) -> None:
-        if session.is_stored:
-            self._database.write_nowait(partial(work, session.device, *arguments), size=size + WRITE_BYTES)
+        if not session.is_stored:
+            return
+        step = partial(work, session.device, *arguments)
+        if session.holder:
+            step = partial(steps.if_held, session.device, session.holder, step)
+        self._database.write_nowait(step, size=size + WRITE_BYTES)
 
     # --- Expiry ---
 

@@ -44,7 +44,13 @@ def begin(
     if session.is_stored:
         store.put(
             MqttSessionRecord(
-                device, session.client_id, session.expiry_seconds, None, session.actions_after, session.sent_until
+                device,
+                session.client_id,
+                session.expiry_seconds,
+                None,
+                session.actions_after,
+                session.sent_until,
+                session.holder,
             )
         )
     tx.tell(SESSION_BEGAN, SessionBegin(device, session.number, is_present))
@@ -74,6 +80,12 @@ def take_actions(
         oldest = session.deliveries.pop(0)
         size -= oldest.size
         tx.mqtt_sessions.remove_delivery(session.device, oldest.number)
+
+
+def if_held(device: DeviceKey, holder: str, work: Callable[[Transaction], None], tx: Transaction) -> None:
+    """Do it unless a newer connection, perhaps to another node, has the session: that one has read it as it was."""
+    if tx.mqtt_sessions.is_held_by(device, holder):
+        work(tx)
 
 
 def subscribe(

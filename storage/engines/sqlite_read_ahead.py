@@ -18,7 +18,7 @@ PIECE_BYTES: Final = 1024 * 1024
 def reading_ahead(path: Path) -> Iterator[None]:
     """Have the pages in the system's memory soon: a thread reads the file from its end to its beginning, in pieces.
 
-    Not beside a daemon, from whose writes it takes the disk. What it cannot read the check meets as well.
+    Not beside a daemon, from whose writes it takes the disk. The check meets what it cannot read as well.
     """
     is_over = Event()
     thread = Thread(target=_read, args=(path, is_over), name="reading ahead", daemon=True)

@@ -85,7 +85,7 @@ class Part:
         self.listening = Listening(self.engine.target, self.engine.instance)
         self.database = Database(self.engine)
         router = Router()
-        news = News(self.database, router)
+        self.news = news = News(self.database, router)
         self.facts = RecordedFacts(self.engine.instance, name, self.listening)
         self.facts.open(self.database, news)
         self.database.share(self.facts)

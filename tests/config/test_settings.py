@@ -322,10 +322,6 @@ _TLS_FILE = '[http]\ntls_bind = "h:1"\n[tls]\ncertificate = "c"\nkey = "k"\n'
             STATE + _SEVERAL + '[mqtt]\ntopics = "open"',
             "mqtt.topics: open topics are in the memory of one node; several (cluster.nodes) need service",
         ),
-        (
-            STATE + _SEVERAL + '[mqtt]\npersistent_sessions = "on"',
-            "mqtt.persistent_sessions: sessions that last are held by one node; several (cluster.nodes) need off",
-        ),
         *(
             (
                 STATE + _SEVERAL + f'[lwm2m]\n{key} = "127.0.0.1:0"',
