@@ -121,6 +121,7 @@ class NodeMembership(RenewedDeadline):
         await self.look()
         self.shared, self.held = shared, held
         self._note_renewed(asked)
+        self._give_others_time()
         return shared, held
 
     async def _join(self) -> HeldLease | None:
@@ -306,7 +307,12 @@ class NodeMembership(RenewedDeadline):
                 outage.succeeded()
             except StoreError as error:
                 outage.failed(error)
+                self._give_others_time()
             await trio.sleep(min(1.0, self._seconds / 8))
+
+    def _give_others_time(self) -> None:
+        """The database was away, or may have been before this start: who renews again in time is not buried for it."""
+        self._overdue.give_time(self._seconds / 2)
 
     async def _bury(self, record: LeaseRecord, database: Database) -> bool:
         """False: it was renewed since, or another node has done it."""

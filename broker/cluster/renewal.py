@@ -32,13 +32,18 @@ class Overdue:
         self._now = now
         self._longest = max(seconds, _LONGEST_SECONDS)
         self._seen: dict[str, tuple[int, int, float]] = {}
+        self._patient_until = float("-inf")
+
+    def give_time(self, seconds: float) -> None:
+        """No lease is over for so long: perhaps nobody could renew one until now."""
+        self._patient_until = self._now() + seconds
 
     def is_over(self, lease: LeaseRecord) -> bool:
         epoch, until, over_at = self._seen.get(lease.name, (-1, -1, 0.0))
         if (epoch, until) != (lease.epoch, lease.until):
             over_at = self._now() + min(lease.seconds_left, self._longest)
             self._seen[lease.name] = lease.epoch, lease.until, over_at
-        return self._now() >= over_at
+        return self._now() >= max(over_at, self._patient_until)
 
 
 class RenewedDeadline(Deadline):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import trio
+from msgspec.structs import replace
 
 from broker.cluster import shared_clock
 from broker.cluster.fenced import FencedError
@@ -19,7 +20,7 @@ from storage.engines.postgresql import PostgresqlEngine
 from storage.journal import Journal
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.lease_table import LeaseTable
-from storage.leases import LeaseStore
+from storage.leases import LeaseRecord, LeaseStore
 from storage.sql import StaleLeaseError, StoreError
 from tests.postgresql import server
 
@@ -244,6 +245,50 @@ async def test_a_node_of_another_version_is_refused(both: tuple[Member, Member],
     with pytest.raises(StoreError, match="node a runs Trunkline 1, and this one is 2"):
         await other.member.join(Waiting())
     await other.table.close()
+
+
+async def test_nobody_is_buried_for_the_time_in_which_the_database_was_away(
+    both: tuple[Member, Member], nursery: trio.Nursery
+) -> None:
+    """A node that sees it again first gives the others half a lease to renew theirs."""
+    _, b = both
+    found = await b.table.run(lambda leases: leases.nodes())
+    over = [replace(one, seconds_left=-1.0) for one in found if one.node == "a"]
+    member: Any = b.member
+    now, is_away, looks, buried = 0.0, True, 0, list[str]()
+    member._now = member._overdue._now = lambda: now
+    member._seconds = 0.08  # it looks often
+
+    async def run(_work: object) -> Sequence[LeaseRecord]:
+        nonlocal looks
+        looks += 1
+        if is_away:
+            raise StoreError("the database is away")
+        return over
+
+    async def bury(record: LeaseRecord, _database: Database) -> bool:
+        buried.append(record.node)
+        return False
+
+    async def no_work(*_: object) -> None:
+        """Leases of workers are not the matter."""
+
+    b.table.run, member._bury, member._take_workers, member._give_away = run, bury, no_work, no_work  # type: ignore[assignment]
+    nursery.start_soon(member.look_after_forever, b.database, b.leases, no_work)
+
+    async def some_looks() -> None:
+        until = looks + 3
+        with trio.fail_after(30):
+            while looks < until:  # noqa: ASYNC110 - it looks by itself
+                await trio.sleep(0.001)
+
+    await some_looks()
+    is_away = False
+    await some_looks()
+    assert not buried
+    now += 0.05
+    await some_looks()
+    assert "a" in buried
 
 
 async def test_a_node_goes_by_the_clock_of_the_database(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
