@@ -44,6 +44,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "operate/tls-and-proxy",
         "operate/backup-upgrade",
         "operate/several-machines",
+        "operate/several-nodes",
         "operate/monitoring",
         "operate/troubleshooting",
     ),
