@@ -23,10 +23,13 @@ class DeviceConnectionStore(Store):
         )
         return replaced
 
-    def end(self, node: str, number: int) -> None:
-        self._db.execute(
-            "DELETE FROM device_connection WHERE node = :node AND number = :number", {"node": node, "number": number}
-        )
+    def end(self, node: str, number: int) -> bool:
+        """Whether it was there: a newer one may have replaced it."""
+        row = self._db.execute(
+            "DELETE FROM device_connection WHERE node = :node AND number = :number RETURNING device",
+            {"node": node, "number": number},
+        ).one()
+        return row is not None
 
     def end_all(self, node: str) -> list[DeviceKey]:
         """Remove the connections of a node that is gone. Returns the devices that have no other one."""

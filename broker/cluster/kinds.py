@@ -31,7 +31,7 @@ from broker.facts import (
 )
 from storage.database import Transaction
 from storage.device_management import ManagementRecord
-from storage.keys import DeviceKey, DeviceTypeKey, RuleKey, UserKey
+from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, RuleKey, UserKey
 from storage.models import ModelRecord
 from storage.records import DeviceRecord, TierRecord
 from storage.rules import RuleRecord, RuleState
@@ -97,6 +97,15 @@ class ConnectionReplaced(msgspec.Struct, frozen=True):
     replaced: tuple[tuple[str, int], ...]
 
 
+class Availability(msgspec.Struct, frozen=True):
+    """A device has its first persistent connection to any node, or its last one, to this node, is gone."""
+
+    node: str
+    device: DeviceKey
+    availability: str
+    at_ms: Milliseconds
+
+
 class Provisioned(msgspec.Struct, frozen=True):
     """A provision file was applied: the facts, each with the name of its type, in MessagePack."""
 
@@ -122,6 +131,8 @@ TYPE_CHANGED: Final = event("device type changed", DeviceTypeKey)
 PROVISIONED: Final = event("provisioned", Provisioned, is_fencing=True)
 #: Of several nodes: a connection of a device to another one is over.
 CONNECTION_REPLACED: Final = event("connection replaced", ConnectionReplaced, is_fencing=True)
+#: Of several nodes: for the events of the others. The node of the connection has told its own.
+AVAILABILITY: Final = event("availability", Availability)
 #: The configuration of device management of a type.
 MANAGEMENT: Final = state("management", _management)
 TASK_ADDED: Final = state("task added", _task)

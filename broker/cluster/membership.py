@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from broker.cluster.fenced import FencedError, ReplacedError
 from broker.cluster.keeper import AWAY, AWAY_SECONDS, DAEMON, Candidate
+from broker.cluster.kinds import AVAILABILITY, Availability
 from broker.cluster.leases import Lease, LeaseName, Leases, NodeStatus
 from broker.cluster.renewal import Overdue, RenewedDeadline, boot_seconds
 from broker.cluster.reports import LogHeads, NodeReport, NodeSeen, Report, seen
@@ -318,7 +319,7 @@ class NodeMembership(RenewedDeadline):
         """False: it was renewed since, or another node has done it."""
         # A process that stands still may hold locks.
         await self._table.end_sessions(record.instance)
-        if is_buried := await database.write(partial(_bury, self.node, record)):
+        if is_buried := await database.write(partial(_bury, self.node, record, self.clock.now_ms())):
             _log.warning("node_buried", node=record.node, epoch=record.epoch)
         return is_buried
 
@@ -412,10 +413,13 @@ def _free(held: HeldLease, leases: LeaseStore) -> None:
     leases.free(held.node)
 
 
-def _bury(node: str, record: LeaseRecord, tx: Transaction) -> bool:
+def _bury(node: str, record: LeaseRecord, now_ms: Milliseconds, tx: Transaction) -> bool:
     if not tx.leases.bury(record):
         return False
     tx.mqtt_sessions.end_all(node=record.node)
     tx.mqtt_wills.take_over(node, record.node, tx.connection.now_ms())
-    tx.devices.end_online_periods_of(tx.device_connections.end_all(record.node))
+    devices = tx.device_connections.end_all(record.node)
+    tx.devices.end_online_periods_of(devices)
+    for device in devices:
+        tx.tell(AVAILABILITY, Availability(record.node, device, "offline", now_ms))
     return True

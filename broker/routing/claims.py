@@ -9,10 +9,11 @@ from functools import partial
 from itertools import count
 from typing import Protocol
 
-from broker.cluster.kinds import CONNECTION_REPLACED, ConnectionReplaced
+from broker.clock import Clock
+from broker.cluster.kinds import AVAILABILITY, CONNECTION_REPLACED, Availability, ConnectionReplaced
 from broker.cluster.news import News
 from storage.database import Database, Transaction
-from storage.keys import DeviceKey
+from storage.keys import DeviceKey, Milliseconds
 from storage.sql import StoreError
 
 
@@ -31,9 +32,10 @@ class Claimed(Protocol):
 
 
 class ConnectionClaims:
-    def __init__(self, database: Database, news: News, node: str) -> None:
+    def __init__(self, database: Database, news: News, node: str, clock: Clock | None = None) -> None:
         self._database = database
         self._node = node
+        self._now_ms = (clock or Clock()).now_ms
         self._numbers = count(1)
         self._claimed: dict[int, Claimed] = {}
         self._number_of: dict[Claimed, int] = {}
@@ -44,7 +46,7 @@ class ConnectionClaims:
         number = next(self._numbers)
         self._claimed[number], self._number_of[link] = link, number
         group = self._database.open_group
-        self._database.write_nowait(partial(_begin, self._node, number, link.key, link.is_exclusive))
+        self._database.write_nowait(partial(_begin, self._node, number, link.key, link.is_exclusive, self._now_ms()))
         group.callbacks.append(partial(self._ended, number))
 
     def _ended(self, number: int, error: StoreError | None) -> None:
@@ -55,7 +57,7 @@ class ConnectionClaims:
         """The connection has ended."""
         if (number := self._number_of.pop(link, None)) is not None:
             del self._claimed[number]
-            self._database.write_nowait(lambda tx: tx.device_connections.end(self._node, number))
+            self._database.write_nowait(partial(_end, self._node, number, link.key, self._now_ms()))
 
     def _replaced(self, replaced: ConnectionReplaced, _content: None) -> None:
         for node, number in replaced.replaced:
@@ -65,7 +67,16 @@ class ConnectionClaims:
                 link.replaced_elsewhere()
 
 
-def _begin(node: str, number: int, device: DeviceKey, is_exclusive: bool, tx: Transaction) -> None:
+def _end(node: str, number: int, device: DeviceKey, now_ms: Milliseconds, tx: Transaction) -> None:
+    if tx.device_connections.end(node, number) and not tx.device_connections.connected([device]):
+        tx.tell(AVAILABILITY, Availability(node, device, "offline", now_ms))
+
+
+def _begin(
+    node: str, number: int, device: DeviceKey, is_exclusive: bool, now_ms: Milliseconds, tx: Transaction
+) -> None:
+    if not tx.device_connections.connected([device]):
+        tx.tell(AVAILABILITY, Availability(node, device, "online", now_ms))
     replaced = tx.device_connections.begin(node, number, device, is_exclusive=is_exclusive)
     if others := tuple(one for one in replaced if one[0] != node):
         tx.tell(CONNECTION_REPLACED, ConnectionReplaced(device, others))

@@ -5,17 +5,22 @@ form.
 """
 
 import re
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 import structlog
+import trio
 
 from broker.accounts.permissions import Guarded
 from broker.accounts.tokens import CONSOLE_ID
+from broker.cluster.kinds import AVAILABILITY, Availability
+from broker.cluster.news import News
 from broker.devices.registry import Device, Devices
+from broker.errors import DeviceNotFound
 from broker.facts import (
     AvailabilityChanged,
     DeviceActionDelivered,
@@ -35,6 +40,7 @@ from broker.facts import (
     SubscriptionReported,
     UserProfileUpdated,
 )
+from broker.loops import Loop, Wakeup
 from broker.routing.connections import CloseReason
 from broker.routing.named_devices import NO_DEVICES, NamedDevices, close_with_facts
 from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, Milliseconds, OrganizationKey, UserKey
@@ -51,6 +57,8 @@ _NAMES: Final[Mapping[type[DeviceFact], str]] = {
     DeviceActionFailed: "device.action.failed",
 }
 
+#: Changes of devices of other nodes that wait until their devices are read.
+_ELSEWHERE_MOST: Final = 10_000
 _log = structlog.get_logger(__name__)
 
 
@@ -121,6 +129,9 @@ class Events:
         self._devices = devices
         self._subscribers: list[EventSubscriber] = []
         self._events = 0
+        self._elsewhere: deque[Availability] = deque(maxlen=_ELSEWHERE_MOST)
+        self._wakeup = Wakeup()
+        self._node = ""
         for kind in _NAMES:
             router.subscribe(kind, self._device_fact, FactPhase.EFFECT)
         router.subscribe(AvailabilityChanged, self._availability_changed, FactPhase.EFFECT)
@@ -150,7 +161,34 @@ class Events:
 
     def _availability_changed(self, fact: AvailabilityChanged) -> None:
         device = self._devices.get_nowait(fact.device)
-        if device is None or fact.availability not in {"online", "offline"}:
+        if device is not None:
+            self._tell_availability(device, fact)
+
+    def share(self, news: News, node: str) -> None:
+        """Devices connect to other nodes than this one, too."""
+        self._node = node
+        news.listen(AVAILABILITY, self._changed_somewhere)
+
+    def _changed_somewhere(self, change: Availability, _content: None) -> None:
+        if self._subscribers and change.node != self._node:  # this one has told its own
+            self._elsewhere.append(change)
+            self._wakeup.set()
+
+    async def tell_of_others_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """The devices of other nodes are read first."""
+        await Loop(self._tell_of_others, wakeup=self._wakeup, failure="events_not_told", retry_seconds=1).run(
+            task_status=task_status
+        )
+
+    async def _tell_of_others(self) -> None:
+        while self._elsewhere:
+            change = self._elsewhere[0]
+            with suppress(DeviceNotFound):
+                self._tell_availability(await self._devices.get(change.device), change)
+            self._elsewhere.popleft()
+
+    def _tell_availability(self, device: Device, fact: AvailabilityChanged | Availability) -> None:
+        if fact.availability not in {"online", "offline"}:
             return
         if not self._subscribers:  # each connection comes by here
             self._events += 1

@@ -45,7 +45,7 @@ async def open_routing(
     if core.peers is None or follower is None:
         feeds = Feeds(core.router, sender)
     else:
-        connections.share(ConnectionClaims(core.database, core.news, core.peers.node))
+        connections.share(ConnectionClaims(core.database, core.news, core.peers.node, core.clock))
         fence = PermissionFence(connections.links)
         core.peers.refuse_with(fence.refusal)
         core.peers.refuse_works_with(fence.ends)
@@ -54,4 +54,7 @@ async def open_routing(
     core.life.observe("feeds", feeds.statistics)
     events = Events(core.router, devices.registry)
     core.life.observe("events", events.statistics)
+    if core.peers is not None:
+        events.share(core.news, core.peers.node)
+        core.life.worker("events of others", events.tell_of_others_forever)
     return RoutingRoom(connections=connections, feeds=feeds, events=events)

@@ -96,7 +96,8 @@ WHO_HEARS_OF_WHAT = {
     "management": ["Configurations._heard"],
     "model": ["Shelf.changed", "Training._model_changed"],
     "connection replaced": [],  # by other nodes: ConnectionClaims._replaced
-    "work waits": [],  # by other nodes: Mails._waits, Uploads._waits
+    "availability": [],  # of several nodes: Events._changed_somewhere
+    "work waits": [],  # by other nodes: Mails._waits, Knock._waits
     "device type changed": [],  # by other nodes: TypesElsewhere._note
     "provisioned": [],  # by other nodes: ProvisionedElsewhere._note
     "models of a rule": ["Training._rule_models_changed"],

@@ -12,7 +12,15 @@ import pytest
 from broker.secrets import Vault
 from protocols.operation.key_file import KeyFile
 from tests.cluster.node import PATIENCE_SECONDS, Node, new_node, running_nodes, wait_until
-from tests.cluster.test_several_nodes import Light, is_connected, live_feed, stored_values, values_of
+from tests.cluster.test_several_nodes import (
+    Light,
+    events_feed,
+    events_of,
+    is_connected,
+    live_feed,
+    stored_values,
+    values_of,
+)
 
 pytestmark = [
     pytest.mark.processes,
@@ -31,7 +39,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Node]]:
 
 def test_a_node_that_is_killed_is_buried_and_the_other_serves_on(nodes: list[Node]) -> None:
     a, b, c = nodes
-    with closing(live_feed(b, 0)) as feed, closing(Light(c, 4, will=98)):
+    with closing(live_feed(b, 0)) as feed, closing(events_feed(b)) as events, closing(Light(c, 4, will=98)):
         with closing(Light(a, 0)) as light, closing(Light(a, 1, will=99)):
             assert all(light.send(value) for value in range(10))
             wait_until(lambda: is_connected(b, 1), "the other node knows of the connection")
@@ -45,6 +53,7 @@ def test_a_node_that_is_killed_is_buried_and_the_other_serves_on(nodes: list[Nod
         wait_until(lambda: stored_values(b, 1) == [99], "its device's will is published")
         wait_until(lambda: len(set(re.findall("lease_gained.*lease=(.*)", b.log() + c.log()))) == WORKERS, "its work")
         assert stored_values(b, 4) == [], "the device is still there"
+        assert events_of(events, 1, 2) == ["device.status.online", "device.status.offline"]
     wait_until(lambda: not is_connected(b, 1), "its devices are away")
     a.start()
     with closing(Light(a, 1)) as light:

@@ -169,6 +169,28 @@ def test_the_newest_connection_of_a_device_wins_on_all_nodes(nodes: list[Node]) 
     assert stored_values(b, 4) == [1, 2]
 
 
+def events_feed(node: Node) -> websocket.WebSocket:
+    path = f"{node.websocket}/events?authorization=bearer+{USER_TOKEN}"
+    return websocket.create_connection(path, timeout=PATIENCE_SECONDS)
+
+
+def events_of(feed: websocket.WebSocket, number: int, count: int) -> list[str]:
+    names: list[str] = []
+    while len(names) < count:
+        told = json.loads(feed.recv())
+        if told.get("data", {}).get("did") == device_id(number):
+            names.append(told["event"])
+    return names
+
+
+def test_events_of_going_online_and_offline_come_from_each_node(nodes: list[Node]) -> None:
+    a, b = nodes
+    with closing(events_feed(b)) as feed:
+        with closing(Light(a, 7)):
+            wait_until(lambda: is_connected(b, 7), "the other node knows it")
+        assert events_of(feed, 7, 2) == ["device.status.online", "device.status.offline"]
+
+
 def is_connected(node: Node, number: int) -> bool:
     answer = httpx.get(f"{node.base}/devices/{device_id(number)}/presence", headers=bearer(USER_TOKEN), timeout=30)
     assert answer.status_code == 200, answer.text
