@@ -4,8 +4,8 @@
 # make test   everything CI checks: the same, and the tests with the real daemon, browsers and other people's programs
 #   Both take ENGINE=postgresql: the same tests over databases of PostgreSQL (Debian's, which they start and end). What
 #   only SQLite has is left out, and the end of the output says why
-# make both   the part of make test ENGINE=postgresql that CI runs: the tests of stores and of the broker, those of the
-#             engine, and those of the daemon with its store and its clients
+# make both   the part of make test ENGINE=postgresql that CI runs: the tests of stores and of the broker, and those of
+#             the daemon with its store and its clients; not those of PostgreSQL itself, which make test has
 # make again  the tests that failed last, at most three, one after the other
 # make fuzz SECONDS=600   every parser, as long as this (tests/fuzz/README.md); TARGET=coap for one of them
 # make soak SECONDS=3600   one daemon under everything at once: does anything grow (tests/soak/README.md)
@@ -54,14 +54,15 @@ check:
 unit: $(VENV)/.compiled-test
 	$(call pytest_in_memory,-n $(PROCESSORS) --ignore tests/e2e -m "not processes" --hypothesis-profile=daily $(UNITS))
 
-# Of the tests with the real daemon, those in which its store matters; and of the broker's, all but those of languages
-# and formats, which touch no store.
+# Of the tests with the real daemon, those in which its store matters; of the broker's, all but those of languages and
+# formats, which touch no store; and none that is the same in both runs, because it starts PostgreSQL in each.
 BOTH = tests/storage tests/broker $(addprefix tests/protocols/,cli operation doctor) \
   $(patsubst %,tests/e2e/test_%.py,accounts_listener audit backup coap commands connections connectors events kill \
   lasting_sessions leaving limits lwm2m monetization mosquitto mqtt reach reload rules secrets stop subscriptions \
   websocket will_kills)
 NOT_BOTH = tests/broker/rules/language $(patsubst %,tests/broker/device_types/test_%.py,expressions manifest normalize \
-  payload_formats transform)
+  payload_formats transform) $(patsubst %,tests/storage/test_%.py,failover fence listening neighbours partitions \
+  pgbouncer postgresql) tests/protocols/operation/test_postgresql_store.py
 
 both: $(VENV)/.compiled-test
 	export ENGINE=postgresql; $(call pytest_in_memory,-n $$(($(PROCESSORS) + 2)) --hypothesis-profile=daily $(BOTH) $(addprefix --ignore=,$(NOT_BOTH)))
