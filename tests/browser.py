@@ -91,7 +91,7 @@ const spot = (one) => {
 };
 """
 #: Of those that are shown and may be clicked the last one, because a dialog stands at the end of the page.
-_SPOT: Final = "spot(called(arguments[0]).filter(usable).at(-1))"
+_SPOT: Final = "document.readyState === 'complete' && spot(called(arguments[0]).filter(usable).at(-1))"
 _HIT: Final = "[window.isHit || performance.timeOrigin !== arguments[0]]"
 _TEXTS: Final = f"{_HELPERS} return texts(arguments[0]);"
 #: Looks at each change of the page, and now and then, because not all that counts is a change of its elements.

@@ -116,6 +116,7 @@ def last_actions(number: int) -> dict[str, str]:
 def test_findings_of_the_api_stand_at_their_fields(ada: User) -> None:
     ada.open("/rules/new")
     ada.browser.fill("Name", "Without a number")
+    find(ada, "#conditions", "Light 13")
     choose(ada, "#conditions [id$=-field]", "intensity")
     ada.click("JSON")
     ada.browser.driver.execute_script(

@@ -232,6 +232,7 @@ def test_what_fails_is_found_from_the_first_page_in_two_clicks(ada: User, site: 
     ada.sees("failing", "tbody .badge.bad")
     assert ada.browser.texts("tbody .badge.good") == []
     assert [one for one in ada.browser.traffic().complaints if sink not in one] == []  # the device that is gone
+    site.of_ada_at_the_console(ada, "DELETE", f"/rules/{rule_id}", None)
 
 
 def test_a_failing_connector_is_found_from_the_first_page(ada: User, site: Site) -> None:
