@@ -212,7 +212,12 @@ class Projector:
             await self._note_position()
 
     async def forget(self, devices: Collection[DeviceKey]) -> None:
-        """Hold nothing of devices whose rows are about to be removed for good. Raises StoreError."""
+        """Hold nothing of devices whose rows are about to be removed for good. Raises StoreError.
+
+        Without the lease nothing is held: the node that has it writes no folds of a device that is gone.
+        """
+        if not self._is_held():
+            return
         async with self._working:
             await self._catch_up()
             self._indexer.flush()  # so that the removal finds the entries

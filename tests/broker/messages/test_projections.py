@@ -9,13 +9,14 @@ import trio
 from structlog.testing import capture_logs
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from broker.cluster.leases import Lease, LeaseName
 from broker.devices.registry import Device
 from broker.facts import MessagesStored
 from broker.messages import folds, log_indexer, projections
 from broker.messages.decoding import decode
 from broker.messages.folds import Folds, Unsaved, open_buckets, write_folds
 from broker.messages.intervals import DAY_MS, HOUR_MS, MINUTE_MS, Interval
-from broker.messages.projections import WRITE_SECONDS
+from broker.messages.projections import WRITE_SECONDS, Projector
 from broker.services import Services
 from storage.database import Transaction
 from storage.engines.sqlite import SqliteEngine
@@ -77,6 +78,15 @@ async def test_a_flush_that_was_cancelled_before_its_commit_counts_once(held: Se
     await send(held, kitchen, 4)
     await held.messages.projector.flush()
     assert await count_and_sum(held, kitchen) == (4, 10)
+
+
+async def test_a_node_without_the_lease_holds_nothing_that_it_could_forget(held: Services) -> None:
+    """Of several nodes: the removal of devices may run where the folds are not."""
+    kitchen, core = await kitchen_of(held), held.core
+    await send(held, kitchen, 1, 2, 3)
+    projector = Projector(core.database, Lease(LeaseName.FOLDS, is_held=False), core.router)
+    await projector.forget([kitchen.key])
+    assert (projector.position, projector.statistics().unwritten_devices) == (0, 0)
 
 
 async def test_two_flushes_at_once_count_once(held: Services, runner: HeldRunner) -> None:
