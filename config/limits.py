@@ -14,6 +14,7 @@ UNAUTHENTICATED_BODIES_BYTES: Final = 2 * 1024 * 1024  # of them, those without 
 BODY_WAIT_SECONDS: Final = 5  # for room for a body
 MAX_ACTIONS_PER_MESSAGE: Final = 20  # reference 9.1
 BATCH_MESSAGES_MAX: Final = 1_000  # reference 9.8
+FAILED_DAYS: Final = 7  # reference 8.4: failed messages are kept, and read again with a new Manifest
 BODY_VALUES_MAX: Final = 32 * 1024  # reference 1.3: in one HTTP body; as many as one of 64 KiB can have
 JSON_NESTING_MAX: Final = 850  # levels of arrays and objects; Python 3.11 itself decodes fewer than 1,000
 

@@ -38,6 +38,7 @@ from storage.devices import DeviceStore
 from storage.durations import Durations
 from storage.export import ExportStore
 from storage.facts import FactRecord, FactStore, StoreBehindError, StoreOvertakenError
+from storage.failed_readings import FailedReadingStore
 from storage.fair_places import FairPlaces
 from storage.files import FileStore
 from storage.firmware import FirmwareStore
@@ -167,6 +168,7 @@ class Transaction:
         self.snapshots = SnapshotStore(connection)
         self.exports = ExportStore(connection)
         self.facts = FactStore(connection)
+        self.failed_readings = FailedReadingStore(connection)
         self.device_connections = DeviceConnectionStore(connection)
         self.retention = RetentionStore(connection)
         self.removal = RemovalStore(connection)

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from storage.failed_readings import FailedReadingStore
 from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, OrganizationKey, UserKey
 from storage.records import DeviceTypeRecord, FailedMessageRow, ManifestRecord
 from storage.sql import Store, literal, replacing, sure, values_of
@@ -264,19 +265,21 @@ class DeviceTypeStore(Store):
     def add_manifest(self, manifest: ManifestRecord) -> None:
         self._insert("manifest", values_of(manifest) | {"approved": int(manifest.approved)})
         if manifest.approved:
-            self._updated(manifest.device_type, manifest.created_on)
+            self._in_use(manifest.device_type, manifest.version, now_ms=manifest.created_on)
 
     def approve_manifest(self, device_type: DeviceTypeKey, version: int, *, now_ms: int) -> None:
         self._db.execute(
             "UPDATE manifest SET approved = 1 WHERE device_type = :device_type AND version = :version",
             {"device_type": device_type, "version": version},
         )
-        self._updated(device_type, now_ms)
+        self._in_use(device_type, version, now_ms=now_ms)
 
-    def _updated(self, device_type: DeviceTypeKey, now_ms: int) -> None:
+    def _in_use(self, device_type: DeviceTypeKey, version: int, *, now_ms: int) -> None:
+        """Devices use this version from now on; messages that failed with the one before are read again."""
         self._db.execute(
             "UPDATE device_type SET last_updated = :now WHERE key = :key", {"key": device_type, "now": now_ms}
         )
+        FailedReadingStore(self._db).begin(device_type, version, now_ms=now_ms)
 
     def failed_messages(
         self, *, device_type: DeviceTypeKey | None, device: DeviceKey | None, limit: int

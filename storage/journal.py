@@ -72,11 +72,13 @@ class Journal:
         self._database.request_commit()
         return ticket
 
-    def append_failed(self, device: DeviceKey, cts: Milliseconds, reason: str, payload: str) -> Ticket:
+    def append_failed(
+        self, device: DeviceKey, cts: Milliseconds, reason: str, payload: str, ts: Milliseconds | None = None
+    ) -> Ticket:
         ticket: Ticket = self._head + 1  # type: ignore[assignment] # each message pays for a call of `Ticket`
         self._head = ticket
         group = self._database.open_group
-        group.failed.append(FailedMessageRow(ticket, device, cts, reason, payload))  # type: ignore[arg-type] # as above
+        group.failed.append(FailedMessageRow(ticket, device, cts, reason, payload, ts))  # type: ignore[arg-type] # as above
         group.head = ticket
         group.bytes_held += len(payload)
         self._database.request_commit()

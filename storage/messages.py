@@ -25,7 +25,7 @@ from storage.sql import EncodedRows, StoreConnection, StoreDamagedError, sure
 
 _MESSAGE = MessageRow.__struct_fields__
 _ACTION = ActionRow.__struct_fields__
-_FAILED = ("position", "device", "cts", "reason", "payload")
+_FAILED = FailedMessageRow.__struct_fields__
 
 #: Most rows without an entry. Beyond them the store makes the entries itself: the projector did not.
 _UNINDEXED_MOST = 32_000

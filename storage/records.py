@@ -353,6 +353,8 @@ class FailedMessageRow(msgspec.Struct, array_like=True, gc=False):
     cts: Milliseconds
     reason: str
     payload: str
+    #: The time that its device gave it; None: it is not read again with another Manifest.
+    ts: Milliseconds | None = None
 
 
 class SnapshotRow(NamedTuple):

@@ -16,13 +16,20 @@ from broker.clock import Clock
 from broker.cluster.kinds import TYPE_CHANGED
 from broker.device_types.catalog import DeviceTypes
 from broker.device_types.documents import DeviceTypeDocument, DeviceTypeDocuments
-from broker.device_types.overview import FAILURES_MAX, FailedMessage, TypeOverview, UploadedManifest
+from broker.device_types.overview import (
+    FAILURES_MAX,
+    FailedMessage,
+    FailedMessages,
+    FailedReading,
+    TypeOverview,
+    UploadedManifest,
+)
 from broker.errors import DeviceTypeNotFound, NotFound
 from broker.facts import DeviceTypeChanged, Router
 from broker.trace.audit import AuditEvent, note
 from storage.database import Database, Transaction
 from storage.device_types import TypeSearch
-from storage.keys import DeviceTypeKey
+from storage.keys import DeviceKey, DeviceTypeKey
 from storage.records import DeviceTypeRecord, ManifestRecord
 
 _TYPES_MAX: Final = 100_000
@@ -90,32 +97,38 @@ class Manifests:
         found = await self._database.read(lambda tx: tx.device_types.manifests(device_type))
         return sorted(found, key=lambda one: one.version, reverse=True)
 
-    async def failed_of(self, device_type: DeviceTypeKey, *, limit: int) -> list[FailedMessage]:
-        """The last failed messages of all devices of a type, newest first."""
-        found = await self._database.read(
-            lambda tx: tx.device_types.failed_messages(device=None, device_type=device_type, limit=limit)
-        )
-        return [FailedMessage(id_, row.cts, row.reason, row.payload) for id_, row in found]
+    async def failed_of(self, device_type: DeviceTypeKey, *, limit: int) -> FailedMessages:
+        """The last failed messages of all devices of a type."""
+        return await self._database.read(lambda tx: _failed(tx, device_type, device=None, limit=limit))
 
-    async def failures(self, device_or_type: str, *, limit: int) -> list[FailedMessage]:
-        """The last failed messages of a device, or of all devices of a type, newest first.
+    async def failures(self, device_or_type: str, *, limit: int) -> FailedMessages:
+        """The last failed messages of a device, or of all devices of a type.
 
         Raises NotFound: there is neither a device nor a type of this id.
         """
 
-        def work(tx: Transaction) -> list[FailedMessage]:
+        def work(tx: Transaction) -> FailedMessages:
             device = tx.devices.by_id(device_or_type)
             type_ = tx.device_types.by_id_or_name(device_or_type) if device is None else None
-            if device is None and type_ is None:
+            most = min(limit, FAILURES_MAX)
+            if device is not None:
+                return _failed(tx, device.device_type, device=device.key, limit=most)
+            if type_ is None:
                 raise NotFound
-            found = tx.device_types.failed_messages(
-                device=device.key if device else None,
-                device_type=type_.key if type_ else None,
-                limit=min(limit, FAILURES_MAX),
-            )
-            return [FailedMessage(id_, row.cts, row.reason, row.payload) for id_, row in found]
+            return _failed(tx, type_.key, device=None, limit=most)
 
         return await self._database.read(work)
+
+
+def _failed(tx: Transaction, device_type: DeviceTypeKey, *, device: DeviceKey | None, limit: int) -> FailedMessages:
+    found = tx.device_types.failed_messages(device=device, device_type=device_type, limit=limit)
+    reading = tx.failed_readings.of_type(device_type)
+    return FailedMessages(
+        tuple(FailedMessage(id_, row.cts, row.reason, row.payload) for id_, row in found),
+        None
+        if reading is None or not reading.looked
+        else FailedReading(reading.version, reading.looked, reading.fit, reading.began_on, reading.ended_on),
+    )
 
 
 def put_manifest(

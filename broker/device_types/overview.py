@@ -26,6 +26,24 @@ class TypeOverview(msgspec.Struct, frozen=True):
     waiting: tuple[int, ...]
 
 
+class FailedReading(msgspec.Struct, frozen=True):
+    """The failed messages of a type are read again with this version: `fit` of `looked` are messages now. `ended_on` is
+    None while it goes on."""
+
+    version: int
+    looked: int
+    fit: int
+    began_on: int
+    ended_on: int | None
+
+
+class FailedMessages(msgspec.Struct, frozen=True):
+    """Newest first. `reading` is None when none was read again."""
+
+    messages: tuple["FailedMessage", ...]
+    reading: FailedReading | None
+
+
 class FailedMessage(msgspec.Struct, frozen=True):
     """A message that failed, and the reason. A payload that is not text is shown as `hex:…`."""
 

@@ -180,7 +180,7 @@ class Ingest:
                 reason = "no Manifest" if version.version == 0 else "nothing remained after normalization"
                 if dropped is not None:
                     dropped.insert(0, DroppedField("data", failure or reason))
-                return self._append_failed(key, cts, failure or reason, payload)
+                return self._append_failed(key, cts, failure or reason, payload, source_ts)
             self._messages += 1
             if source_ts < _YEAR_2001_MS and self._is_in_seconds(source_ts, now_ms):
                 noting = [] if noting is None else noting
@@ -280,15 +280,30 @@ class Ingest:
             return None
         return Normalized(version, data, tuple(dropped))
 
-    def _append_failed(self, device: DeviceKey, cts: Milliseconds, reason: str, payload: bytes) -> Ticket:
+    def _append_failed(
+        self, device: DeviceKey, cts: Milliseconds, reason: str, payload: bytes, ts: Milliseconds | None
+    ) -> Ticket:
         self._failed += 1
         try:
             text = payload.decode()
         except UnicodeDecodeError:  # only a Manifest with a transform takes bytes that are not text
             text = f"hex:{payload.hex()}"
-        self.failed_ticket = ticket = self._journal.append_failed(device, cts, reason, text)
+        self.failed_ticket = ticket = self._journal.append_failed(device, cts, reason, text, ts)
         self._failure = reason
         return ticket
+
+    def submit_again(self, device: Device, ts: Milliseconds, ahead: Normalized) -> Ticket:
+        """Accept a message that had failed, with its own time. It was counted and charged when it came. The caller
+        removes the failed one in the same commit."""
+        if ahead.data is None:
+            raise AssertionError("a message that fails again is no message")
+        now_ms = self._now_ms()
+        cts = self._last_cts = now_ms if now_ms >= self._last_cts else self._cts_after_set_back(now_ms)
+        self._messages += 1
+        if ahead.dropped:
+            self.lost_fields.note(device.key, ahead.dropped, cts)
+        self._senders[device.key] = device
+        return self._journal.append_message(device.key, ts, cts, ahead.version.version, ahead.data.decode())
 
     def nothing_remained(self, device: Device) -> NothingRemained | None:
         """The notice for the device about its failed message, `failed_ticket`; None if it got one lately."""
@@ -298,7 +313,7 @@ class Ingest:
         """Keep what came for a device and is no message among its failed messages; it is not charged."""
         now_ms = self._now_ms()
         cts = self._last_cts = now_ms if now_ms >= self._last_cts else self._cts_after_set_back(now_ms)
-        self._append_failed(device.key, cts, reason, payload)
+        self._append_failed(device.key, cts, reason, payload, None)
 
     def submit_action(
         self,

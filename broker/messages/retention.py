@@ -20,6 +20,7 @@ from broker.clock import Clock
 from broker.loops import Loop, Wakeup
 from broker.messages.intervals import DAY_MS, Interval
 from broker.messages.rollup_days import RollupDays
+from config.limits import FAILED_DAYS
 from storage.database import Database, Transaction
 from storage.keys import DeviceKey, DeviceTypeKey, Position
 from storage.leases import Holder
@@ -28,7 +29,6 @@ from storage.sizes import AUDIT, DAYS, DELIVERIES, FAILED, FILES, HOURS, INDEX, 
 from storage.sql import StoreBusyError, StoreDamagedError
 
 RETENTION_SWEEP_SECONDS = 600.0
-FAILED_DAYS = 7
 LONGEST_DAYS = 36_500
 #: Positions of a step, for which all other writes wait: some ms. With more of them at once more rows go in a second.
 _STEP_POSITIONS = 250

@@ -10,6 +10,7 @@ from broker.messages.analytics import Analytics
 from broker.messages.batches import Batches
 from broker.messages.claims import UnprovedClaims
 from broker.messages.entry_merger import EntryMerger
+from broker.messages.failed_again import FailedAgain
 from broker.messages.follower import LogFollower
 from broker.messages.heavy_reads import HeavyReads
 from broker.messages.history import Cursors, MessageHistory
@@ -88,6 +89,13 @@ async def open_messages(core: Core, devices: DevicesRoom, limits: LimitsRoom) ->
         "index",
         EntryMerger(database, core.leases.of(LeaseName.FOLDS)).merge_forever,
         lease=core.leases.of(LeaseName.FOLDS),
+    )
+    failed_again = FailedAgain(database, core.leases.of(LeaseName.UPKEEP), clock, router, devices.registry, ingest)
+    life.worker(
+        "failed messages",
+        failed_again.read_forever,
+        lease=core.leases.of(LeaseName.UPKEEP),
+        statistics=failed_again.statistics,
     )
     heavy_reads = HeavyReads(database)
     claims = UnprovedClaims(devices.registry, ingest.refused, clock)

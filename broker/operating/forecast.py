@@ -11,8 +11,9 @@ import msgspec
 from msgspec.structs import replace
 
 from broker.messages.intervals import Interval
-from broker.messages.retention import FAILED_DAYS, free_bytes_kept
+from broker.messages.retention import free_bytes_kept
 from broker.messages.rollup_days import RollupDays
+from config.limits import FAILED_DAYS
 from config.settings import Settings
 from storage.keys import DeviceTypeKey
 from storage.retention import RetentionStore

@@ -6,7 +6,14 @@ from pathlib import Path
 import click
 import msgspec
 
-from broker.device_types.overview import FAILURES_MAX, FailedMessage, TypeOverview, UploadedManifest
+from broker.device_types.overview import (
+    FAILURES_MAX,
+    FailedMessage,
+    FailedMessages,
+    FailedReading,
+    TypeOverview,
+    UploadedManifest,
+)
 from broker.nesting import check_nesting
 from protocols.cli.administration import ask_daemon, json_option, print_lines
 from protocols.cli.failures import CommandError
@@ -62,9 +69,20 @@ def approve_manifest(device_type: str, version: int, config: Path | None) -> Non
 @json_option
 @config_option
 def list_failures(device_or_type: str, count: int, *, as_json: bool, config: Path | None) -> None:
-    """List the failed messages of a device or of all devices of a type (id or name): newest first, with reasons."""
+    """List the failed messages of a device or of all devices of a type (id or name): newest first, with reasons.
+
+    The first line says how many of them fit the newest version of the Manifest, and are messages now.
+    """
     wanted = {"device_or_type": device_or_type, "limit": count}
-    print_lines(ask_daemon(config, "type failures", wanted, list[FailedMessage]), _failure_line, as_json=as_json)
+    found = ask_daemon(config, "type failures", wanted, FailedMessages)
+    if found.reading is not None and not as_json:
+        click.echo(_reading_line(found.reading))
+    print_lines(found.messages, _failure_line, as_json=as_json)
+
+
+def _reading_line(reading: FailedReading) -> str:
+    state = "" if reading.ended_on is not None else ", and more are read"
+    return f"Manifest {reading.version}: {reading.fit} of {reading.looked} failed messages of the type fit now{state}"
 
 
 def _failure_line(failed: FailedMessage) -> str:

@@ -210,6 +210,10 @@ BROKER: Final[Mapping[str, Part]] = {
         "failed_messages": _total("failed_messages", "Messages that the Manifest refused."),
         "actions": _total("actions", "Actions that were accepted."),
     },
+    "failed messages": {
+        "looked": _total("failed_messages_read_again", "Failed messages that were read with a new Manifest."),
+        "fit": _total("failed_messages_that_fit", "Those of them that are messages now."),
+    },
     "folds": {
         "position": _now("projection_position", "The position in the log up to which snapshots and rollups are made."),
         "written_position": _now(

@@ -33,9 +33,11 @@ from protocols.http.schema import (
     Timestamp,
     TypeId,
     about,
+    absent_if_none,
     integer,
     numbered,
     text,
+    time_ms,
 )
 from storage.records import DeviceTypeRecord, ManifestRecord
 
@@ -166,6 +168,20 @@ class _Failure(Shape):
     reason: str
 
 
+class _ReadAgain(Shape):
+    example = {"version": 2, "looked": 240, "fit": 212, "beganOn": samples.TS, "endedOn": samples.TS + 900}
+
+    version: Annotated[Amount, about("The version of the Manifest with which they are read again")]
+    looked: Annotated[Amount, about("Failed messages that were read again")]
+    fit: Annotated[Amount, about("Those that are messages now, each with its own `ts`")]
+    began_on: Timestamp
+    ended_on: Annotated[int, time_ms("The end; absent while it goes on")] | UnsetType = UNSET
+
+
+class _Failures(NumberedPage[list[_Failure]]):
+    read_again: Annotated[_ReadAgain, about("Absent when none was read again")] | UnsetType = UNSET
+
+
 class DeveloperTypeCalls(RestCalls):
     chapter = DEVELOPER
 
@@ -202,11 +218,24 @@ class DeveloperTypeCalls(RestCalls):
         tokens=USER,
         on=DEVELOPED_TYPE,
         summary="Messages of a type's devices that failed",
-        about=f"The last {_FAILURES_MAX} of 7 days, newest first. The content of a message is for its device's owner.",
+        about=f"The last {_FAILURES_MAX} of 7 days, newest first. The content of a message is for its device's owner. "
+        "`readAgain` has the outcome of the newest version of the Manifest.",
     )
-    async def failures(self, type_: DeviceType, query: Paging) -> NumberedPage[list[_Failure]]:
+    async def failures(self, type_: DeviceType, query: Paging) -> _Failures:
         found = await self._manifests.failed_of(type_.key, limit=_FAILURES_MAX)
-        return numbered(found, query, lambda one: _Failure(one.device, one.received_on, one.reason))
+        page = numbered(found.messages, query, lambda one: _Failure(one.device, one.received_on, one.reason))
+        reading = found.reading
+        return _Failures(
+            page.data,
+            page.total,
+            page.offset,
+            page.count,
+            UNSET
+            if reading is None
+            else _ReadAgain(
+                reading.version, reading.looked, reading.fit, reading.began_on, absent_if_none(reading.ended_on)
+            ),
+        )
 
     @RestCall(
         "GET",

@@ -273,7 +273,7 @@ class Story:
     async def _check_failed(self) -> None:
         """Unreadable readings are among the failed messages."""
         found = await self.services.device_types.manifests.failures(LIGHT_TYPE, limit=1_000)
-        numbers = {msgspec.json.decode(one.payload).get("number") for one in found if "noon" in one.payload}
+        numbers = {msgspec.json.decode(one.payload).get("number") for one in found.messages if "noon" in one.payload}
         assert numbers == {one["number"] for one in self.cloud.readings if one["at"] == "noon"}
 
 

@@ -5,6 +5,7 @@ from typing import Any, Final
 import httpx
 import pytest
 from msgspec.structs import replace
+from trio.testing import wait_all_tasks_blocked
 
 from broker.device_management.requests import TaskRequest, packed
 from broker.services import Services
@@ -23,6 +24,7 @@ from tests.factories import (
     KITCHEN,
     KITCHEN_TOKEN,
     LIGHT_TYPE,
+    NOW_MS,
     World,
 )
 from tests.protocols.http.conftest import bearer
@@ -252,6 +254,17 @@ async def test_failures_of_a_type_are_shown_without_what_was_in_them(api: httpx.
     assert [one["did"] for one in answer.json()["data"]] == [KITCHEN]
     assert answer.json()["total"] == 1
     assert "secret" not in answer.text
+    assert "readAgain" not in answer.json()
+
+
+async def test_a_new_manifest_says_how_many_failed_messages_fit(api: httpx.AsyncClient, ada: str) -> None:
+    for data in ({"t": 1}, {"t": 2}, {"secret": 1}):
+        await api.post("/messages", json={"sdid": KITCHEN, "data": data}, headers=bearer(KITCHEN_TOKEN))
+    await ask(api, "POST", f"/devicetypes/{LIGHT_TYPE}/manifests", ada, json={"manifest": MANIFEST})
+    await wait_all_tasks_blocked()
+    page = (await api.get(f"/developer/devicetypes/{LIGHT_TYPE}/failures", headers=bearer(ada))).json()
+    assert page["total"] == 1
+    assert page["readAgain"] == {"version": 2, "looked": 3, "fit": 2, "beganOn": NOW_MS, "endedOn": NOW_MS}
 
 
 async def test_a_subscription_is_looked_after_at_the_console(

@@ -3,7 +3,7 @@
 import { box, everything, follow, id, page, sameCommand, show } from "./dash.js";
 import { DataTable } from "./data-table.js";
 import { typeShown } from "./dev-shared.js";
-import { fill, fullTime, h, time } from "./dom.js";
+import { fill, fullTime, h, time, whole } from "./dom.js";
 import { named, plainNames } from "./names.js";
 
 let latest = null;
@@ -21,8 +21,14 @@ async function load() {
     { name: "Device", value: (one) => plainNames(one.did), cell: (one) => named(one.did), isName: true },
     { name: "Reason", value: (one) => one.reason },
   ], { empty: "No message failed in the last 7 days.", order: [0, true], file: "failed-messages.csv" });
+  const again = h("p", { role: "status" });
   const refresh = async () => {
-    const found = await everything(`/developer/devicetypes/${id}/failures`, {}, (answer) => answer.data);
+    let reading;
+    const found = await everything(`/developer/devicetypes/${id}/failures`, {}, (answer) => {
+      reading = answer.readAgain;
+      return answer.data;
+    });
+    again.textContent = reading ? `Version ${reading.version} of the Manifest: of ${whole(reading.looked)} failed messages ${whole(reading.fit)} fit now${reading.endedOn ? "." : "; more are read."}` : "";
     const devices = new Map();
     for (const one of found) {
       const known = devices.get(one.did);
@@ -32,7 +38,7 @@ async function load() {
     latest.set(found);
   };
   fill(page, box("Devices with errors", h("p", { class: "hint" }, "Only the device's owner sees the content of a message, on the device's page."), summary.element),
-    box("Failed messages", h("p", {}, sameCommand(`type failures ${type.uniqueName}`)), latest.element));
+    box("Failed messages", h("p", {}, sameCommand(`type failures ${type.uniqueName}`)), again, latest.element));
   await refresh();
   follow(refresh, 10000);
 }

@@ -377,7 +377,7 @@ class TestLimits:
             found = await browser.messages((await browser.device_with(sensor))["id"])
             assert [one["ts"] for one in found] == [1, 2, 3]
         failed = await browser.services.device_types.manifests.failures(LIGHT_TYPE, limit=100)
-        assert [one.payload for one in failed] == ['{"at":"noon","temp":1}']
+        assert [one.payload for one in failed.messages] == ['{"at":"noon","temp":1}']
 
     async def test_a_browser_that_returns_when_the_limit_is_reached(
         self, browser: Browser, cloud: ThirdPartyCloud

@@ -104,7 +104,7 @@ async def stored(browser: Browser) -> list[int]:
 
 async def failures(services: Services) -> list[tuple[str, str]]:
     found = await services.device_types.manifests.failures(KITCHEN, limit=100)
-    return [(one.reason, one.payload) for one in reversed(found)]
+    return [(one.reason, one.payload) for one in reversed(found.messages)]
 
 
 async def failing() -> Response:
