@@ -218,7 +218,7 @@ async def _open_rooms(
     trials = await open_trials(core, mail, accounts, device_types, devices)
     export = await open_export(core, mail, accounts, device_types, devices, messages, trials)
     connectors = await open_connectors(core, device_types, devices, limits, messages, third_party)
-    device_management = await open_device_management(core, device_types, devices, messages)
+    device_management = await open_device_management(core, device_types, devices, limits, messages)
     scenes = await open_scenes(core, accounts, device_types, devices, messages)
     models = await open_models(core, accounts, devices, learner)
     rules = await open_rules(core, mail, accounts, device_types, devices, messages, rule_requests, models)

@@ -15,6 +15,7 @@ import trio
 from broker.cluster.kinds import DEVICE_TASK_MOVED, ROLLOUT_CHANGED, TASK_ADDED, DeviceTaskMove, publish
 from broker.core import Core
 from broker.device_management.configuration import Configurations
+from broker.device_management.device_actions import DeviceActions
 from broker.device_management.device_work import DeviceWork
 from broker.device_management.operations import Operations
 from broker.device_management.properties import DeviceProperties
@@ -82,12 +83,14 @@ class ManagementEngine:
         properties: DeviceProperties,
         reports: Reports,
         operations: Operations,
+        actions: DeviceActions,
     ) -> None:
         self._database, self._clock = core.database, core.clock
         self._presence = presence
         self._configurations = configurations
         self._properties = properties
         self._reports = reports
+        self._actions = actions
         self._timers = Timers(core.clock.now_ms)  # schedules and expiries, which people name
         self._waits = Timers(core.clock.steady_ms)  # durations, which changes of the wall clock do not affect
         self.work = DeviceWork(
@@ -117,9 +120,11 @@ class ManagementEngine:
     async def registered(self, session: ManagedSession) -> None:
         if not session.is_over:
             self.work.connected(session)
+            self._actions.connected(session)
 
     def ended(self, session: ManagedSession) -> None:
         self.work.disconnected(session)
+        self._actions.disconnected(session)
 
     async def receive_values(self, device: Device, readings: Readings, *, is_read: bool = False) -> None:
         is_kept = (await self._configurations.of(device.type)).device_properties_enabled

@@ -11,7 +11,8 @@ from xml.parsers import expat
 
 import structlog
 
-from broker.device_management.objects import ObjectModel, Resource, ValueType
+from broker.device_management.objects import ObjectModel, Resource
+from broker.device_management.values import ValueType
 
 _FILE_BYTES: Final = 1024 * 1024
 #: By the names of the registry.

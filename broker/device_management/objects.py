@@ -7,26 +7,13 @@ names of a model file (`models`) or of the public registry (`registry`), or by n
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, Final
 
 import msgspec
 
 from broker.device_management.sessions import ResourcePath
-from broker.device_types.manifest import Field, ValueClass, address_text
-
-
-class ValueType(Enum):
-    """Type of a resource's value. A time is an int in milliseconds, opaque bytes are shown in base64."""
-
-    STRING = "String"
-    INTEGER = "Integer"
-    UNSIGNED_INTEGER = "Unsigned Integer"
-    FLOAT = "Float"
-    BOOLEAN = "Boolean"
-    TIME = "Time"
-    OPAQUE = "Opaque"
-    NONE = "None"  # of a resource that can only be executed
+from broker.device_management.values import ValueType, value_of
+from broker.device_types.manifest import Field, ResourceOperation, ValueClass, address_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,14 +244,18 @@ class ObjectMap:
         found = self.property_at(path)
         return None if found is None or found.resource is _ANY else found.resource.type
 
+    def described(self, path: ResourcePath) -> Resource | None:
+        """The description of a resource; None if no table and no model has it."""
+        number, _, key = path
+        if number in _MAPPED:
+            return _MAPPED[number][1].get(key)
+        model = self._models.get(number)
+        return None if model is None else model.resources.get(key)
+
     def problem_of(self, field: Field) -> str | None:
         """Why a field of a Manifest cannot have the values of its `lwm2m`; None if it can, or is not described."""
         path = field.lwm2m or ()
-        number, _, key = path
-        model = self._models.get(number)
-        resources = _MAPPED[number][1] if number in _MAPPED else {} if model is None else model.resources
-        described = resources.get(key)
-        if described is None:
+        if (described := self.described(path)) is None:
             return None
         if "R" not in described.operations:
             return f"{address_text(path)} cannot be read"
@@ -274,6 +265,23 @@ class ObjectMap:
         if field.value_class not in classes:
             names = ", ".join(sorted(classes))
             return f"{address_text(path)} is {described.type.value}, so valueClass must be one of {names}"
+        return None
+
+    def problem_of_operation(self, operation: ResourceOperation) -> str | None:
+        """Why an Action cannot be this operation; None if it can, or if its resource is not described."""
+        path = operation.path
+        if (described := self.described(path)) is None:
+            return None
+        if operation.is_execute:
+            return None if "E" in described.operations else f"{address_text(path)} cannot be executed"
+        if "W" not in described.operations or described.is_multiple:
+            return f"{address_text(path)} cannot be written"
+        if operation.parameter is not None or operation.value is None:
+            return None
+        try:
+            value_of(operation.value, described.type)
+        except ValueError:
+            return f"{address_text(path)} is {described.type.value}, which this value is not"
         return None
 
     def present_name(self, name: str) -> str:

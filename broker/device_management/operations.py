@@ -3,7 +3,7 @@
 from broker.device_management.objects import ObjectMap
 from broker.device_management.properties import DeviceProperties
 from broker.device_management.reports import Reports
-from broker.device_management.requests import TaskRequest, parse_value, resource_to_read
+from broker.device_management.requests import TaskRequest, resource_to_read
 from broker.device_management.sessions import (
     DeviceRefusedError,
     ManagedSession,
@@ -13,6 +13,7 @@ from broker.device_management.sessions import (
 )
 from broker.device_management.states import ErrorCode, TaskFailure
 from broker.device_management.updates import refusal
+from broker.device_management.values import parse_value
 
 _UNKNOWN = TaskFailure(ErrorCode.PROPERTY_NOT_FOUND, "No resource has this name now.")
 _UNFIT = TaskFailure(ErrorCode.DEVICE_ERROR, "The value cannot be written to the resource.")

@@ -1,15 +1,14 @@
 """Requests for tasks: their checks, and their form in the store (reference 15.2)."""
 
-import base64
-import re
 from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
 
-from broker.device_management.objects import PACKAGE_URI, ObjectMap, Property, ValueType
+from broker.device_management.objects import PACKAGE_URI, ObjectMap, Property
 from broker.device_management.properties import check_server_properties
-from broker.device_management.sessions import ResourcePath, ResourceValue
+from broker.device_management.sessions import ResourcePath
+from broker.device_management.values import parse_value
 from broker.errors import REQUIRED, Finding, ValidationFailed, choice, invalid, too_high, too_long, too_low
 from config.limits import (
     DEVICE_VALUE_BYTES,
@@ -25,9 +24,6 @@ UPDATE_PROPERTY: Final = "akc.update"
 _SERVER: Final = "serverProperties."
 _DEVICE: Final = "deviceProperties."
 _DAY_MS: Final = 86_400_000
-_INTEGER: Final = re.compile(r"[+-]?[0-9]{1,19}")
-_NUMBER: Final = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?")
-_BOOLEANS: Final = {"true": True, "1": True, "false": False, "0": False}
 _OPERATIONS: Final = {"r": "R", "read": "R", "w": "W", "write": "W", "e": "E", "execute": "E"}
 
 
@@ -198,27 +194,6 @@ def resource_to_read(request: TaskRequest, objects: ObjectMap) -> ResourcePath |
         return group
     named = objects.property_named(request.device_name)
     return None if named is None or "R" not in named.resource.operations else named.path
-
-
-def parse_value(text: str, kind: ValueType) -> ResourceValue:
-    """The value that a text stands for. Raises ValueError when it stands for none of this type."""
-    if kind in {ValueType.INTEGER, ValueType.UNSIGNED_INTEGER, ValueType.TIME}:
-        if _INTEGER.fullmatch(text.strip()) is None:
-            raise ValueError(text)
-        if kind is ValueType.UNSIGNED_INTEGER and int(text) < 0:
-            raise ValueError(text)
-        return int(text)
-    if kind is ValueType.FLOAT:
-        if _NUMBER.fullmatch(text.strip()) is None:
-            raise ValueError(text)
-        return float(text)
-    if kind is ValueType.BOOLEAN:
-        if (value := _BOOLEANS.get(text.strip().lower())) is None:
-            raise ValueError(text)
-        return value
-    if kind is ValueType.OPAQUE:
-        return base64.b64decode(text, validate=True)
-    return text
 
 
 def nested_value(path: str, value: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import structlog
 from broker.cluster.leases import LeaseName
 from broker.core import Core
 from broker.device_management.configuration import Configurations
+from broker.device_management.device_actions import DeviceActions
 from broker.device_management.downloads import Downloads
 from broker.device_management.engine import ManagementEngine
 from broker.device_management.images import Images
@@ -21,6 +22,7 @@ from broker.device_management.tasks import Tasks
 from broker.device_management.waiting import Waiting
 from broker.device_types.room import DeviceTypesRoom
 from broker.devices.room import DevicesRoom
+from broker.limits.room import LimitsRoom
 from broker.messages.room import MessagesRoom
 
 _log = structlog.get_logger(__name__)
@@ -32,6 +34,7 @@ class DeviceManagementRoom(msgspec.Struct, frozen=True):
     properties: DeviceProperties
     tasks: Tasks
     waiting: Waiting
+    actions: DeviceActions
     images: Images
     downloads: Downloads
     #: Receives the reports of the server to which devices register.
@@ -39,11 +42,11 @@ class DeviceManagementRoom(msgspec.Struct, frozen=True):
 
 
 async def open_device_management(
-    core: Core, device_types: DeviceTypesRoom, devices: DevicesRoom, messages: MessagesRoom
+    core: Core, device_types: DeviceTypesRoom, devices: DevicesRoom, limits: LimitsRoom, messages: MessagesRoom
 ) -> DeviceManagementRoom:
     database, clock, settings = core.database, core.clock, core.settings.device_management
     objects = ObjectMap([*_models(core), *shipped_models()])
-    device_types.documents.resource_problem = objects.problem_of
+    device_types.documents.models = objects
     configurations = Configurations(database, clock, core.news)
     properties = DeviceProperties(database, clock, devices.registry, devices.presence, objects)
     images = Images(database, clock, core.files, max_bytes=settings.image_max_bytes)
@@ -51,7 +54,9 @@ async def open_device_management(
     core.life.worker("downloads", downloads.flush_forever, save=downloads.flush, statistics=downloads.statistics)
     reports = Reports(properties, messages.ingest)
     operations = Operations(objects, properties, reports)
-    engine = ManagementEngine(core, devices.presence, configurations, properties, reports, operations)
+    actions = DeviceActions(core, devices.registry, objects, limits.charged)
+    core.life.worker("device actions", actions.run_forever, statistics=actions.statistics)
+    engine = ManagementEngine(core, devices.presence, configurations, properties, reports, operations, actions)
     core.life.worker(
         "tasks",
         engine.run_forever,
@@ -65,6 +70,7 @@ async def open_device_management(
         properties=properties,
         tasks=Tasks(database, clock, configurations, objects, engine, core.site.image_root),
         waiting=Waiting(database, device_types.catalog, devices.presence, configurations, engine.work, downloads),
+        actions=actions,
         images=images,
         downloads=downloads,
         registrations=engine,

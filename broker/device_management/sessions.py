@@ -43,6 +43,10 @@ class SessionLostError(Exception):
     """The device did not answer, or its registration ended: a communication failure (reference 15.2)."""
 
 
+class NotSentError(SessionLostError):
+    """The registration ended before the request was sent."""
+
+
 @dataclass
 class DeviceRefusedError(Exception):
     """The device answered with an error. `code` is the CoAP code, for example `4.05`."""
@@ -61,7 +65,7 @@ class ManagedSession(Protocol):
     """A registered device. Its operations are carried out one at a time in the order of the calls.
 
     Each waits for the device's answer, however long the device sleeps (queue mode), and raises SessionLostError,
-    DeviceRefusedError or UnreadableAnswerError.
+    NotSentError, DeviceRefusedError or UnreadableAnswerError.
     """
 
     @property

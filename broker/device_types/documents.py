@@ -9,9 +9,9 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from broker.device_types.manifest import Field, Manifest
+from broker.device_types.manifest import Manifest
 from broker.device_types.manifest_parser import parse_manifest
-from broker.device_types.resources import ResourceProblem, check_resources
+from broker.device_types.resources import ResourceModels, check_resources
 from broker.threads import RunInThread, run_in_thread
 from broker.trace.origin import on_whose_account
 from storage.fair_places import FairPlaces
@@ -44,8 +44,8 @@ class DeviceTypeDocuments:
     def __init__(self, run: RunInThread = run_in_thread) -> None:
         self._run = run
         self._places = FairPlaces(1)
-        #: Of the models of LWM2M objects; device management sets it.
-        self.resource_problem: ResourceProblem = _no_models
+        #: Of LWM2M; device management sets it.
+        self.models: ResourceModels | None = None
 
     async def read(self, document: Mapping[str, Any]) -> DeviceTypeDocument:
         """Raises ValidationFailed with every problem of the document."""
@@ -54,7 +54,7 @@ class DeviceTypeDocuments:
     def checked(self, document: Mapping[str, Any]) -> DeviceTypeDocument:
         """As `read`, at once."""
         found = DeviceTypeDocument.of(document)
-        check_resources(found.manifest, self.resource_problem)
+        check_resources(found.manifest, self.models)
         return found
 
     async def run(self, document: Mapping[str, Any], work: Callable[[], T]) -> T:
@@ -63,7 +63,3 @@ class DeviceTypeDocuments:
             return work()
         async with self._places.of(on_whose_account()):
             return await self._run(work)
-
-
-def _no_models(_field: Field) -> None:
-    return None

@@ -81,6 +81,21 @@ class Field(msgspec.Struct, frozen=True):
         return form
 
 
+class ResourceOperation(msgspec.Struct, frozen=True):
+    """An operation of LWM2M that an Action is: Execute, or Write of a constant or of a parameter's value."""
+
+    path: ResourceAddress
+    is_execute: bool = False
+    value: MetadataScalar | None = None
+    parameter: str | None = None
+
+    def document(self) -> dict[str, object]:
+        if self.is_execute:
+            return {"execute": address_text(self.path)}
+        source = {"value": self.value} if self.parameter is None else {"parameter": self.parameter}
+        return {"write": address_text(self.path), **source}
+
+
 class DeclaredAction(msgspec.Struct, frozen=True):
     """An Action that a device type declares."""
 
@@ -89,13 +104,17 @@ class DeclaredAction(msgspec.Struct, frozen=True):
     is_standard: bool = False
     description: str = ""
     parameters: tuple[Field, ...] = ()  # which have the members of fields (reference 8.2)
+    lwm2m: ResourceOperation | None = None
 
     def properties(self) -> dict[str, object]:
-        return {
+        form: dict[str, object] = {
             "description": self.description,
             "isStandard": self.is_standard,
             "parameters": _properties_by_name(self.parameters),
         }
+        if self.lwm2m is not None:
+            form["lwm2m"] = self.lwm2m.document()
+        return form
 
 
 @dataclass(frozen=True)
@@ -115,6 +134,11 @@ class Manifest:
     def resources(self) -> Mapping[str, ResourceAddress]:
         """The resources of LWM2M that fields have, by the dotted paths of the fields."""
         return MappingProxyType({path: field.lwm2m for path, field in self.leaves.items() if field.lwm2m is not None})
+
+    @cached_property
+    def operations(self) -> Mapping[str, ResourceOperation]:
+        """The operations of LWM2M that Actions are, by the names of the Actions."""
+        return MappingProxyType({one.name: one.lwm2m for one in self.actions if one.lwm2m is not None})
 
     def field_at(self, path: str) -> Field | None:
         """The field that holds values at a dotted path; None for a group and for a path that is not declared."""

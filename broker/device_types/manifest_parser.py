@@ -16,6 +16,7 @@ from broker.device_types.manifest import (
     Field,
     Manifest,
     ResourceAddress,
+    ResourceOperation,
     ValueClass,
 )
 from broker.device_types.metadata_parser import read_metadata
@@ -25,7 +26,7 @@ from broker.device_types.transform_parser import read_transform
 from broker.device_types.units import unit_text
 from broker.errors import REQUIRED, choice, invalid, too_long, too_short
 from broker.nesting import NestedTooDeeplyError, check_value_nesting
-from config.limits import LWM2M_PATHS_MAX
+from config.limits import DEVICE_VALUE_BYTES, LWM2M_PATHS_MAX
 
 MAX_DOCUMENT_BYTES: Final = 256 * 1024
 MAX_FIELDS: Final = 500
@@ -115,13 +116,44 @@ class _Parser(DocumentReader):
                 self.refuse(f"{path}.type", invalid(choice(STANDARD_ACTIONS)))
             elif parameters is None:
                 parameters = standard.parameters
+        taken_parameters = self.fields(parameters, f"{path}.parameters", limit=MAX_PARAMETERS)
         return DeclaredAction(
             name=name,
             type=type_ or CUSTOM,
             is_standard=is_standard,
             description=self.description(source, path, maximum=MAX_ACTION_DESCRIPTION),
-            parameters=self.fields(parameters, f"{path}.parameters", limit=MAX_PARAMETERS),
+            parameters=taken_parameters,
+            lwm2m=self.operation(source.get("lwm2m"), f"{path}.lwm2m", taken_parameters),
         )
+
+    def operation(self, source: object, path: str, parameters: tuple[Field, ...]) -> ResourceOperation | None:
+        if source is None:
+            return None
+        if not isinstance(source, Mapping) or (source.get("write") is None) == (source.get("execute") is None):
+            self.refuse(path, invalid("must be an object with either write or execute"))
+            return None
+        kind = "write" if source.get("execute") is None else "execute"
+        address = self.address(source, f"{path}.{kind}", kind)
+        value, parameter = source.get("value"), source.get("parameter")
+        if kind == "execute":
+            if value is not None or parameter is not None:
+                self.refuse(path, invalid("execute takes no value"))
+            return None if address is None else ResourceOperation(address, is_execute=True)
+        if (value is None) == (parameter is None):
+            self.refuse(path, invalid("write needs either value or parameter"))
+            return None
+        if parameter is not None:
+            if not isinstance(parameter, str) or parameter not in {one.name for one in parameters if not one.is_group}:
+                self.refuse(f"{path}.parameter", invalid("must be the name of a parameter of the Action, and no group"))
+                return None
+            return None if address is None else ResourceOperation(address, parameter=parameter)
+        if not isinstance(value, bool | int | float | str) or len(str(value)) > DEVICE_VALUE_BYTES:
+            self.refuse(
+                f"{path}.value",
+                invalid(f"must be a Boolean, a number or a text of at most {DEVICE_VALUE_BYTES} characters"),
+            )
+            return None
+        return None if address is None else ResourceOperation(address, value=value)
 
     # Fields and parameters
 
@@ -177,11 +209,17 @@ class _Parser(DocumentReader):
         return ValueClass(text)
 
     def resource(self, source: JsonObject, path: str, *, is_group: bool) -> ResourceAddress | None:
-        text, path = self.text(source, f"{path}.lwm2m", "lwm2m"), f"{path}.lwm2m"
-        if text is None:
+        path = f"{path}.lwm2m"
+        if source.get("lwm2m") is None:
             return None
         if path.startswith("actions.") or is_group:
             self.refuse(path, invalid("only a field with a valueClass has one"))
+            return None
+        return self.address(source, path, "lwm2m")
+
+    def address(self, source: JsonObject, path: str, member: str) -> ResourceAddress | None:
+        """The path of a resource; None if there is none, or with a finding."""
+        if (text := self.text(source, path, member)) is None:
             return None
         found = _RESOURCE.fullmatch(text)
         address = () if found is None else tuple(map(int, found.groups()))

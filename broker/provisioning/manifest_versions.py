@@ -6,7 +6,7 @@ from typing import Any, Final
 from broker.device_types.documents import DeviceTypeDocument
 from broker.device_types.manifest_parser import parse_manifest
 from broker.device_types.manifests import is_same_document, put_manifest
-from broker.device_types.resources import ResourceProblem, check_resources
+from broker.device_types.resources import ResourceModels, check_resources
 from broker.errors import Finding, ValidationFailed
 from broker.provisioning.reading import EntryLocation, ReadTables
 from broker.provisioning.report import ChangedKey
@@ -17,20 +17,20 @@ from storage.records import DeviceTypeRecord, ManifestRecord
 _MARK: Final = "manifest"  # the kind of the marks of the versions that come from the file
 
 
-def check_manifests(reading: ReadTables, document: Mapping[str, Any], problem_of: ResourceProblem) -> None:
+def check_manifests(reading: ReadTables, document: Mapping[str, Any], models: ResourceModels | None) -> None:
     """Check each Manifest by itself, also of entries that are wrong elsewhere. An entry with a wrong one is refused."""
     for at, entry in reading.of("device_types"):
-        if entry.manifest is not None and (found := _findings(at, entry.manifest, problem_of)):
+        if entry.manifest is not None and (found := _findings(at, entry.manifest, models)):
             reading.refuse(at, entry, ValidationFailed(found))
     for at, _ in reading.unusable:
         given = document[at.table][at.index]
         if at.table == "device_types" and isinstance(given, Mapping) and isinstance(given.get("manifest"), Mapping):
-            reading.findings.add(*_findings(at, given["manifest"], problem_of))
+            reading.findings.add(*_findings(at, given["manifest"], models))
 
 
-def _findings(at: EntryLocation, manifest: Mapping[str, Any], problem_of: ResourceProblem) -> tuple[Finding, ...]:
+def _findings(at: EntryLocation, manifest: Mapping[str, Any], models: ResourceModels | None) -> tuple[Finding, ...]:
     try:
-        check_resources(parse_manifest(manifest), problem_of)
+        check_resources(parse_manifest(manifest), models)
     except ValidationFailed as error:
         return tuple(Finding(f"{at}.manifest: {finding.field}", finding.messages) for finding in error.findings)
     return ()

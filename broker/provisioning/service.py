@@ -98,7 +98,7 @@ class Provisioning:
         """
         reading = await run_in_thread(partial(read_document, document))
         passwords = await self._prepare_passwords(reading)
-        check_manifests(reading, document, self._documents.resource_problem)
+        check_manifests(reading, document, self._documents.models)
         await check_connectors(reading)
         tokens = await run_in_thread(partial(prepare_tokens, self._vault, reading.of("devices")))
         now_ms = self._clock.now_ms()

@@ -36,6 +36,7 @@ Part = Mapping[str, Metric]
 _DELETED: Final = "Rows that retention has deleted."
 _ROLLUPS: Final = "The part of rollups; an estimate."
 _TASKS: Final = "Device tasks that ended, by how."
+_LWM2M_ACTIONS: Final = "Actions that were operations on an LWM2M device, by their end."
 _ENDPOINT: Final[Part] = {
     "sessions": _now("coap_sessions", "Peers that CoAP keeps in memory."),
     "strangers": _now("coap_strangers", "CoAP peers without a request that had a valid device token."),
@@ -264,6 +265,11 @@ BROKER: Final[Mapping[str, Part]] = {
     "downloads": {
         "requests": _total("image_requests", "Requests for firmware images."),
         "bytes_sent": _total("image_sent_bytes", "Bytes of firmware images that were sent."),
+    },
+    "device actions": {
+        "waiting": _now("lwm2m_actions_waiting", "Actions that wait for an LWM2M device."),
+        "done": _total("lwm2m_actions", _LWM2M_ACTIONS, outcome="done"),
+        "failed": _total("lwm2m_actions", _LWM2M_ACTIONS, outcome="failed"),
     },
     "tasks": {
         "sessions": _now("task_sessions", "Devices that tasks can reach now."),

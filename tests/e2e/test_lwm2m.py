@@ -147,14 +147,18 @@ class TestCoapNode:
         await management.wait(lambda: session.is_over)
 
 
-async def test_values_of_coap_node_are_messages(services: Services, world: object) -> None:
-    """Reference 18.6: fields of the Manifest have the values that it notifies."""
+async def test_values_of_coap_node_are_messages_and_it_does_actions(services: Services, world: object) -> None:
+    """Reference 18.6, 18.7: fields of the Manifest have the values that it notifies, Actions are operations on it."""
     fields = [
         {"name": "temperature", "valueClass": "Double", "lwm2m": "/3303/0/5700"},
         {"name": "supply", "valueClass": "Integer", "isCollection": True, "lwm2m": "/3/0/7"},
         {"name": "humidity", "valueClass": "Double", "lwm2m": "/3304/0/5700"},
     ]
-    await services.device_types.manifests.upload("example.smart_light", {"fields": fields})
+    actions = [
+        {"name": "reset", "lwm2m": {"execute": "/3303/0/5605"}},
+        {"name": "set", "lwm2m": {"write": "/3308/0/5900", "value": 24.5}},
+    ]
+    await services.device_types.manifests.upload("example.smart_light", {"fields": fields, "actions": actions})
     device = await services.devices.registry.find(KITCHEN)
     messages = Messages(services)
     registrations = services.device_management.registrations
@@ -169,6 +173,11 @@ async def test_values_of_coap_node_are_messages(services: Services, world: objec
         session = registrations.work.session_of(device.key)
         assert session is not None
         assert dict(session.unobserved) == {(3304, 0, 5700): "The device does not list /3304/0."}
+        services.messages.ingest.submit_action(device, device, b'{"actions":[{"name":"set"},{"name":"reset"}]}')
+        assert await _line(process) == "executed"
+        shown = services.device_management.actions.shown
+        await until(lambda: shown(device) and shown(device)[0].state == "done")
+        assert latest(await session.read((3308, 0, 5900))) == {(3308, 0, 5900): 24.5}
 
 
 class TestLibcoap:

@@ -14,6 +14,7 @@ import trio
 
 from broker.device_management.sessions import (
     DeviceRefusedError,
+    NotSentError,
     ObservationSettings,
     Reading,
     Readings,
@@ -407,7 +408,7 @@ class RegisteredDevice:
             if not self._link.is_closed and not self.is_asleep:
                 return self._link
             await self._woken.wait()
-        raise SessionLostError
+        raise NotSentError
 
     # --- Notifications -----------------------------------------------------------------------------------------------
 

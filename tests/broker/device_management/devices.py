@@ -12,11 +12,11 @@ from broker.device_management.objects import FIRMWARE_VERSION, PACKAGE_URI, RESU
 from broker.device_management.requests import TaskRequest
 from broker.device_management.sessions import (
     DeviceRefusedError,
+    NotSentError,
     Reading,
     Readings,
     ResourcePath,
     ResourceValue,
-    SessionLostError,
 )
 from broker.device_management.tasks import Task
 from broker.device_types.catalog import DeviceType
@@ -91,7 +91,7 @@ class FakeSession:
         await self.is_awake.wait()
         await trio.lowlevel.checkpoint()
         if self.is_over:
-            raise SessionLostError
+            raise NotSentError
         self.done.append(f"{letter} /{'/'.join(map(str, path))}{more}")
         if path in self.refuses:
             raise DeviceRefusedError(self.refuses[path])

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from broker.device_management.models import ModelError, camel_case, parse_models, read_models
-from broker.device_management.objects import ObjectMap, ValueType, leaves_of, nested
+from broker.device_management.objects import ObjectMap, leaves_of, nested
 from broker.device_management.registry import shipped_models, unit_of
-from broker.device_management.requests import parse_value
+from broker.device_management.values import ValueType, parse_value
 from broker.device_types.manifest import Field, ValueClass
 from tests.rows import each_row
 

@@ -1,0 +1,246 @@
+"""Actions that are operations of LWM2M (reference 18.7)."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from broker.device_management.device_actions import ActionState
+from broker.errors import ValidationFailed
+from broker.facts import DeviceActionDelivered, DeviceActionFact, DeviceActionFailed
+from broker.services import Services
+from config.limits import LWM2M_ACTIONS_WAITING
+from tests.broker.device_management.devices import FakeSession, Fleet
+from tests.rows import each_row
+
+ON: Mapping[str, Any] = {"name": "setOn", "lwm2m": {"write": "/3311/0/5850", "value": True}}
+LEVEL: Mapping[str, Any] = {
+    "name": "setLevel",
+    "parameters": [{"name": "level", "valueClass": "Integer"}],
+    "lwm2m": {"write": "/3311/0/5851", "parameter": "level"},
+}
+REBOOT: Mapping[str, Any] = {"name": "reboot", "lwm2m": {"execute": "/3/0/4"}}
+OTHER: Mapping[str, Any] = {"name": "beep"}
+
+
+class Ends:
+    """The events of ended Actions."""
+
+    def __init__(self, services: Services) -> None:
+        self.facts: list[DeviceActionFact] = []
+        services.core.router.subscribe(DeviceActionDelivered, self.facts.append)
+        services.core.router.subscribe(DeviceActionFailed, self.facts.append)
+
+    async def wait(self, number: int) -> list[str]:
+        with trio.fail_after(100_000):
+            while len(self.facts) < number:
+                await wait_all_tasks_blocked()
+                if len(self.facts) < number:
+                    await trio.sleep(1)
+        return [type(one).__name__ for one in self.facts]
+
+
+@pytest.fixture
+def ends(services: Services) -> Ends:
+    return Ends(services)
+
+
+@pytest.fixture
+async def session(fleet: Fleet, services: Services) -> FakeSession:
+    document = {"fields": [], "actions": [ON, LEVEL, REBOOT, OTHER]}
+    await services.device_types.manifests.upload(fleet.type.id, document)
+    session = FakeSession(fleet.devices[0])
+    await fleet.management.registrations.registered(session)
+    return session
+
+
+async def act(services: Services, fleet: Fleet, *actions: Mapping[str, Any]) -> str:
+    """Send Actions in one message. Returns its mid."""
+    ingest, device = services.messages.ingest, fleet.devices[0]
+    ticket = ingest.submit_action(device, device, json.dumps({"actions": actions}).encode())
+    group = ingest.group
+    await ingest.wait_committed()
+    return ingest.mid(group.position(ticket))
+
+
+def shown(fleet: Fleet) -> list[tuple[str, str, str]]:
+    found = fleet.management.actions.shown(fleet.devices[0])
+    return [(one.name, one.state.value, one.text) for one in found]
+
+
+async def test_are_written_and_executed_in_their_order(
+    fleet: Fleet, session: FakeSession, services: Services, ends: Ends, autojump_clock: MockClock
+) -> None:
+    mid = await act(services, fleet, {"name": "setOn"}, {"name": "beep"})
+    await act(services, fleet, {"name": "setLevel", "parameters": {"level": 40}}, {"name": "reboot"})
+    assert await ends.wait(2) == ["DeviceActionDelivered"] * 2
+    assert session.done == ["W /3311/0/5850 True", "W /3311/0/5851 40", "E /3/0/4"]
+    assert (ends.facts[0].mid, ends.facts[0].device_id) == (mid, fleet.devices[0].id)
+    assert shown(fleet) == [
+        ("setLevel, reboot", "done", "The device did it."),
+        ("setOn", "done", "The device did it."),
+    ]
+    assert fleet.management.actions.shown(fleet.devices[0])[1].mid == mid
+
+
+async def test_that_are_no_operation_are_left_to_others(
+    fleet: Fleet, session: FakeSession, services: Services, ends: Ends, autojump_clock: MockClock
+) -> None:
+    await act(services, fleet, {"name": "beep"})
+    await act(services, fleet, {"name": "unknown"})
+    await wait_all_tasks_blocked()
+    assert (session.done, ends.facts, shown(fleet)) == ([], [], [])
+
+
+async def test_wait_while_the_device_sleeps(
+    fleet: Fleet, session: FakeSession, services: Services, ends: Ends, autojump_clock: MockClock
+) -> None:
+    session.sleep()
+    session.is_asleep = True
+    await act(services, fleet, {"name": "setOn"})
+    await trio.sleep(600)
+    assert shown(fleet) == [("setOn", "waiting", "The device sleeps, and gets it when it is heard again.")]
+    assert ends.facts == []
+    session.is_awake.set()
+    assert await ends.wait(1) == ["DeviceActionDelivered"]
+    assert session.done == ["W /3311/0/5850 True"]
+
+
+async def test_go_to_the_next_registration_of_a_device_that_slept(
+    fleet: Fleet, session: FakeSession, services: Services, ends: Ends, autojump_clock: MockClock
+) -> None:
+    session.sleep()
+    await act(services, fleet, {"name": "setOn"})
+    await wait_all_tasks_blocked()
+    session.is_over = True
+    fleet.management.registrations.ended(session)
+    session.is_awake.set()  # what waited is told that it was not sent
+    await wait_all_tasks_blocked()
+    following = FakeSession(fleet.devices[0])
+    await fleet.management.registrations.registered(following)
+    assert await ends.wait(1) == ["DeviceActionDelivered"]
+    assert (session.done, following.done) == ([], ["W /3311/0/5850 True"])
+
+
+async def test_end_with_the_registration(
+    fleet: Fleet, session: FakeSession, services: Services, ends: Ends, autojump_clock: MockClock
+) -> None:
+    session.sleep()
+    await act(services, fleet, {"name": "setOn"})
+    await wait_all_tasks_blocked()
+    session.is_over = True
+    fleet.management.registrations.ended(session)
+    session.is_awake.set()
+    assert await ends.wait(1) == ["DeviceActionFailed"]
+    assert shown(fleet) == [("setOn", "failed", "The registration of the device has ended.")]
+    await act(services, fleet, {"name": "setOn"})  # reference 9.1: nothing is queued for it
+    await wait_all_tasks_blocked()
+    assert len(ends.facts) == 1
+
+
+async def test_end_when_the_device_is_not_heard_in_time(
+    fleet: Fleet,
+    session: FakeSession,
+    services: Services,
+    ends: Ends,
+    autojump_clock: MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("broker.device_management.device_actions.LWM2M_ACTION_SECONDS", 600)
+    session.sleep()
+    await act(services, fleet, {"name": "setOn"})
+    assert await ends.wait(1) == ["DeviceActionFailed"]
+    assert shown(fleet) == [("setOn", "failed", "The device was not heard in time.")]
+
+
+async def test_that_the_device_refuses_end_the_message(
+    fleet: Fleet, session: FakeSession, services: Services, ends: Ends, autojump_clock: MockClock
+) -> None:
+    session.refuses[(3311, 0, 5850)] = "4.05"
+    await act(services, fleet, {"name": "setOn"})
+    await act(services, fleet, {"name": "setOn"}, {"name": "reboot"})
+    assert await ends.wait(2) == ["DeviceActionFailed"] * 2
+    text = "The device refused the operation on /3311/0/5850: 4.05."
+    assert shown(fleet) == [("setOn, reboot", "failed", f"setOn: {text}"), ("setOn", "failed", text)]
+    assert "E /3/0/4" not in session.done
+
+
+@each_row(
+    ("parameters", "text"),
+    [
+        ({}, "The Action has no value of the parameter level."),
+        ({"level": None}, "The Action has no value of the parameter level."),
+        ({"level": [1]}, "The Action has no value of the parameter level."),
+        ({"level": "bright"}, "/3311/0/5851 is Integer, and the Action has another value."),
+        ({"level": 1.5}, "/3311/0/5851 is Integer, and the Action has another value."),
+        ({"level": True}, "/3311/0/5851 is Integer, and the Action has another value."),
+    ],
+)
+async def test_without_a_fitting_value_are_not_sent(
+    fleet: Fleet, session: FakeSession, services: Services, autojump_clock: MockClock, parameters: object, text: str
+) -> None:
+    ends = Ends(services)
+    await act(services, fleet, {"name": "setLevel", "parameters": parameters})
+    assert await ends.wait(1) == ["DeviceActionFailed"]
+    assert (session.done, shown(fleet)[0]) == ([], ("setLevel", "failed", text))
+
+
+async def test_that_wait_are_bounded(
+    fleet: Fleet, session: FakeSession, services: Services, ends: Ends, autojump_clock: MockClock
+) -> None:
+    session.sleep()
+    for _ in range(LWM2M_ACTIONS_WAITING + 1):
+        await act(services, fleet, {"name": "setOn"})
+    assert await ends.wait(1) == ["DeviceActionFailed"]
+    assert shown(fleet)[-1] == ("setOn", "failed", "Too many Actions wait for the device.")
+    session.is_awake.set()
+    await ends.wait(LWM2M_ACTIONS_WAITING + 1)
+    assert len(session.done) == LWM2M_ACTIONS_WAITING
+    kept = fleet.management.actions.shown(fleet.devices[0])
+    assert {one.state for one in kept} == {ActionState.DONE}
+    assert fleet.management.actions.statistics() == type(fleet.management.actions.statistics())(
+        0, LWM2M_ACTIONS_WAITING, 1
+    )
+
+
+@each_row(
+    ("operation", "field"),
+    [
+        ("on", "actions.0.lwm2m"),
+        ({}, "actions.0.lwm2m"),
+        ({"write": "/3311/0/5850", "execute": "/3/0/4"}, "actions.0.lwm2m"),
+        ({"write": "/3311/0/5850"}, "actions.0.lwm2m"),
+        ({"write": "/3311/0/5850", "value": True, "parameter": "level"}, "actions.0.lwm2m"),
+        ({"write": "/3311/0", "value": True}, "actions.0.lwm2m.write"),
+        ({"write": 7, "value": True}, "actions.0.lwm2m.write"),
+        ({"write": "/1/0/1", "value": 60}, "actions.0.lwm2m.write"),
+        ({"write": "/3311/0/5850", "value": [True]}, "actions.0.lwm2m.value"),
+        ({"write": "/3311/0/5850", "value": "x" * 1025}, "actions.0.lwm2m.value"),
+        ({"write": "/3311/0/5851", "parameter": "volume"}, "actions.0.lwm2m.parameter"),
+        ({"write": "/3311/0/5851", "parameter": 7}, "actions.0.lwm2m.parameter"),
+        ({"execute": "/3/0/4", "value": 1}, "actions.0.lwm2m"),
+        ({"execute": "3/0/4"}, "actions.0.lwm2m.execute"),
+        # what the models do not have
+        ({"write": "/3311/0/5850", "value": 7}, "actions.0.lwm2m"),
+        ({"write": "/3303/0/5700", "value": 7}, "actions.0.lwm2m"),
+        ({"execute": "/3303/0/5700"}, "actions.0.lwm2m"),
+        ({"write": "/4242/0/1", "value": 7}, None),
+        ({"execute": "/3303/0/5605"}, None),
+    ],
+)
+async def test_what_an_operation_may_be(
+    services: Services, fleet: Fleet, autojump_clock: MockClock, operation: object, field: str | None
+) -> None:
+    action = {"name": "act", "parameters": LEVEL["parameters"], "lwm2m": operation}
+    document = {"fields": [], "actions": [action]}
+    if field is None:
+        await services.device_types.manifests.upload(fleet.type.id, document)
+        shown = fleet.type.latest.manifest.properties()["actions"]["act"]  # type: ignore[index]
+        assert shown["lwm2m"] == operation
+        return
+    with pytest.raises(ValidationFailed) as refused:
+        await services.device_types.manifests.upload(fleet.type.id, document)
+    assert [one.field for one in refused.value.findings] == [field]
