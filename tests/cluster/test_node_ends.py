@@ -1,5 +1,6 @@
 """Nodes that are killed, stand still, are replaced, or may not serve: the others serve on (reference 27.25)."""
 
+import json
 import re
 import signal
 import subprocess
@@ -7,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing
 
+import httpx
 import pytest
 
 from broker.secrets import Vault
@@ -21,6 +23,7 @@ from tests.cluster.test_several_nodes import (
     stored_values,
     values_of,
 )
+from tests.daemon import device_id
 
 pytestmark = [
     pytest.mark.processes,
@@ -61,6 +64,11 @@ def test_a_node_that_is_killed_is_buried_and_the_other_serves_on(nodes: list[Nod
     assert stored_values(b, 1) == [99, 7], "a will is published once"
 
 
+def epoch_of(node: Node) -> int:
+    text = httpx.get(f"http://127.0.0.1:{node.http}/metrics", timeout=30).text
+    return int(float(re.findall(r"(?m)^trunkline_node_lease_epoch (\S+)$", text)[0]))
+
+
 def test_a_node_that_stood_still_stores_nothing_and_ends(nodes: list[Node]) -> None:
     a, b, c = nodes
 
@@ -68,16 +76,21 @@ def test_a_node_that_stood_still_stores_nothing_and_ends(nodes: list[Node]) -> N
         return (b.log() + c.log()).count("node_buried")
 
     buried = burials()
-    with closing(Light(a, 2)):
+    epoch = epoch_of(a)
+    with closing(Light(a, 2)) as light:
         a.signal(signal.SIGSTOP)
+        light.client.publish(f"/v1.1/messages/{device_id(2)}", json.dumps({"intensity": 1}), qos=1)
         with closing(Light(b, 2)) as newer:
             assert newer.send(2)
         wait_until(lambda: burials() > buried, "the node is buried")
         a.signal(signal.SIGCONT)
         assert a.status() == FENCED
+        wait_until(light.lost.is_set, "its connections are closed")
     assert "cluster.lease_seconds" in a.log()
-    assert stored_values(b, 2) == [2]
+    assert stored_values(b, 2) == [2], "what came while it stood still is not stored"
+    assert not light.told(), "what came while it stood still is not acknowledged"
     a.start()
+    assert epoch_of(a) > epoch
 
 
 def test_a_later_node_of_the_same_name_takes_the_place(

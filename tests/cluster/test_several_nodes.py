@@ -63,6 +63,10 @@ class Light:
         self.client.publish(f"/v1.1/messages/{device_id(self.number)}", json.dumps({"intensity": value}), qos=1)
         return self._told.acquire(timeout=PATIENCE_SECONDS)
 
+    def told(self) -> bool:
+        """Whether one more was acknowledged."""
+        return self._told.acquire(blocking=False)
+
     def close(self) -> None:
         self.client.loop_stop()
         self.client.disconnect()
