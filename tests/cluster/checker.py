@@ -88,6 +88,16 @@ class Record:
 Predicate = Iterator[str]
 
 
+def _since(record: Record, at: float) -> str:
+    """The last fault that had begun at this time."""
+    begun = [span for span in record.spans if span.begun <= at]
+    if not begun:
+        return ""
+    last = max(begun, key=lambda span: span.begun)
+    nodes = f" of {', '.join(sorted(last.nodes))}" if last.nodes else ""
+    return f", {at - last.begun:.2f} s after the beginning of: {last.name}{nodes}"
+
+
 def _positions(record: Record, tables: Tables) -> Predicate:
     """R1: a reader that has seen a position never sees a new row before it, and leaves none out."""
     positions = [row.position for row in tables.rows]
@@ -106,7 +116,7 @@ def _positions(record: Record, tables: Tables) -> Predicate:
             if after != before + 1:  # type: ignore[operator] # None is refused above
                 yield (
                     f"R1: a feed of {one.node} has device {one.device}, number {one.number} at place {after} of the"
-                    f" log, after {before}"
+                    f" log, after {before}{_since(record, one.at)}"
                 )
                 break
 
@@ -132,7 +142,7 @@ def _one_connection(record: Record, tables: Tables) -> Predicate:
         if (former := latest.get(row.device)) is not None and one.link < former.link:
             yield (
                 f"R3: number {one.number} of device {one.device}, which {one.node} took, is behind number"
-                f" {former.number} of a later connection, to {former.node}"
+                f" {former.number} of a later connection, to {former.node}{_since(record, one.at)}"
             )
         else:
             latest[row.device] = one
