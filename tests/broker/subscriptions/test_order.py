@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import pytest
 
+from broker.cluster.leases import LeaseName
 from broker.services import Services
 from broker.subscriptions.port import AttemptOutcome
 from broker.subscriptions.subscription import Subscription
@@ -61,6 +62,34 @@ async def test_every_message_comes_and_those_of_a_device_in_order(
             if run == 2:
                 await deliver_all(services, fake_clock)
                 await replay_all(services, subscription, checker, fake_clock)
+    assert checker.delivered == set(expected)
+    for device in DEVICES:
+        assert all(earlier < later for earlier, later in pairwise(checker.first[device]))
+    assert sorted(position for positions in checker.first.values() for position in positions) == expected
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_the_same_holds_while_the_lease_goes_away_and_comes_back(
+    opener: ServicesOpener, fake_clock: FakeClock, seed: int
+) -> None:
+    """As of several nodes: messages come while nobody delivers, and while another one does."""
+    chance, checker = random.Random(seed), Checker()  # noqa: S311 - as above
+    expected: list[int] = []
+    async with opener(callbacks=FakeCallbacks(answer=checker.answer)) as services:
+        await build_world(services.core.database, services.core.vault)
+        await subscribed(services)
+        lease = services.core.leases.of(LeaseName.SUBSCRIPTIONS)
+        for _ in range(8):
+            expected += await sent(services, chance.randrange(1, 12), chance.choice(DEVICES))
+            await lease.leave()
+            statistics = services.subscriptions.deliveries.statistics()
+            assert (statistics.in_flight, statistics.backlog, statistics.pending) == (0, 0, 0), "it holds nothing"
+            expected += await sent(services, chance.randrange(1, 12), chance.choice(DEVICES))
+            lease.gain(None)
+            if chance.random() < 0.3:
+                fake_clock.advance(6_000)
+        await settled(services, lambda: len(services.subscriptions.deliveries._to_open) == 0)
+        await deliver_all(services, fake_clock)
     assert checker.delivered == set(expected)
     for device in DEVICES:
         assert all(earlier < later for earlier, later in pairwise(checker.first[device]))
