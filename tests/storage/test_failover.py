@@ -20,6 +20,8 @@ from storage.sql import StoreError, StoreForkedError, StoreUnreachableError
 from tests.postgresql import Server, server
 from tests.storage.test_postgresql import append, count, opened, stored
 
+pytestmark = pytest.mark.processes
+
 _PATIENCE: Final = 30.0
 _SYNCHRONOUS: Final = "1 (standby)"
 

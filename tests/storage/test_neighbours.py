@@ -27,6 +27,8 @@ from tests.postgresql import Server, server
 from tests.rows import each_row
 from tests.storage.test_postgresql import append, count, opened, stored
 
+pytestmark = pytest.mark.processes
+
 ROLE: Final = "tenant"
 #: Of a role whose owner wants something else of his sessions.
 STRANGE: Final = {

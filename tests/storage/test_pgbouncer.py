@@ -20,6 +20,8 @@ from tests.postgresql import as_server, server
 from tests.programs import require_program
 from tests.storage.test_postgresql import PATIENCE, append, count, opened, stored
 
+pytestmark = pytest.mark.processes
+
 _CONFIG = """
 [databases]
 store = host={folder} dbname={database}

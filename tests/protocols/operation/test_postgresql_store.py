@@ -36,6 +36,8 @@ from tests.rows import each_row
 from tests.storage.test_store_copy import contents
 from tests.stores import store_of
 
+pytestmark = pytest.mark.processes
+
 
 class Databases:
     def __init__(self) -> None:
