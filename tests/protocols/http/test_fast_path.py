@@ -741,3 +741,50 @@ async def test_a_parked_connection_answers_what_is_in_flight_and_ends_when_the_d
             assert (await busy.receive_some()).startswith(b"HTTP/1.1 200 ")
             assert await busy.receive_some() == b""
     assert accepted == [True, True, True]
+
+
+@pytest.mark.parametrize("path", ["short", "long"])
+async def test_while_connections_are_moved_each_answer_is_the_last_one_and_says_so(
+    services: Services, short: Address, long: Address, path: str
+) -> None:
+    address = {"short": short, "long": long}[path]
+    async with (
+        await trio.open_tcp_stream(address.host, address.port) as reading,
+        await trio.open_tcp_stream(address.host, address.port) as sending,
+    ):
+        for stream in (reading, sending):
+            await stream.send_all(post(BODY))
+            assert b"connection: close" not in (await stream.receive_some()).lower()
+        services.core.life.move(1000.0)
+        for stream, sent in ((reading, get(f"/devices/{KITCHEN}")), (sending, post(BODY))):
+            await stream.send_all(sent)
+            answer = await stream.receive_some()
+            assert answer.startswith(b"HTTP/1.1 200 ")
+            assert answer.lower().count(b"connection: close\r\n") == 1
+            assert await stream.receive_some() == b""
+        # Balancers ask on.
+        async with connected(address) as client:
+            assert b"connection: close" in (await client.ask(get(f"/devices/{KITCHEN}"))).lower()
+
+
+async def test_a_connection_that_was_used_a_moment_ago_is_not_closed_without_an_answer(
+    services: Services, short: Address, mock_clock: MockClock
+) -> None:
+    """The next request may be on its way."""
+    async with (
+        await trio.open_tcp_stream(short.host, short.port) as busy,
+        await trio.open_tcp_stream(short.host, short.port) as idle,
+    ):
+        for stream in (busy, idle):
+            await stream.send_all(post(BODY))
+            assert (await stream.receive_some()).startswith(b"HTTP/1.1 200 ")
+        await wait_all_tasks_blocked()
+        mock_clock.jump(5)
+        await wait_all_tasks_blocked()
+        await busy.send_all(post(BODY))
+        assert (await busy.receive_some()).startswith(b"HTTP/1.1 200 ")
+        services.core.life.move(0.1)
+        assert await idle.receive_some() == b""
+        await busy.send_all(post(BODY))
+        assert b"connection: close" in (await busy.receive_some()).lower()
+        assert await busy.receive_some() == b""
