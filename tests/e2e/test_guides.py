@@ -5,6 +5,7 @@ tests/e2e/test_readme.py runs the examples that need the demo.
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -139,9 +140,14 @@ def _set_up(found: Mapping[str, tuple[Example, ...]]) -> Mapping[str, str]:
 
 
 def last_data(world: World) -> object:
+    return last_message(world)["data"]
+
+
+def last_message(world: World) -> Mapping[str, object]:
     url = f"{world.daemon.base_url}/messages/last?sdids={DEVICE}&count=1"
     answer = httpx.get(url, headers={"Authorization": f"Bearer {USER_TOKEN}"}).raise_for_status()
-    return answer.json()["data"][0]["data"]
+    message: Mapping[str, object] = answer.json()["data"][0]
+    return message
 
 
 def test_every_block_is_known(world: World) -> None:
@@ -174,13 +180,20 @@ def test_every_block_is_known(world: World) -> None:
 
 
 def test_devices_send_and_get_actions(world: World) -> None:
-    http, mqtt, action, failures = world.find("devices", "sh")
+    http, batch, mqtt, action, failures = world.find("devices", "sh")
     lamp, channel = world.find("devices", "python")
     assert '{"data":{"mid":"' in world.run("sh", http)
     assert last_data(world) == {"state": True, "intensity": 80}
+    (stored,) = documents(world.run("sh", batch))
+    assert (stored["data"]["stored"], stored["data"]["refused"]) == (2, 0)
+    assert last_data(world) == {"intensity": 80}
     require_program("mosquitto_pub")
     world.run("sh", mqtt)
     assert last_data(world) == {"state": True, "intensity": 40}
+    guide = (Path(__file__).parents[2] / "docs/devices.md").read_text(encoding="utf-8")
+    (own_time,) = re.findall(r"`(-V 5 -D PUBLISH user-property ts [0-9]+)`", guide)
+    world.run("sh", f"{mqtt.strip()} {own_time}")
+    assert last_message(world)["ts"] == int(own_time.split()[-1])
     with world.begin("python", lamp) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "stored\n"

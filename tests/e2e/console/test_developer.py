@@ -118,6 +118,10 @@ def test_from_a_manifest_with_a_mistake_to_the_first_message(ada: User, site: Si
     assert [one["data"] for one in last["data"]] == [{"temperature": 19.5}]
     go(ada, f"/developer/types/{dtid}/errors")
     ada.sees(device["name"], "#page")
+    newer = {**HEATER, "fields": [*HEATER["fields"], {"name": "x", "valueClass": "String"}]}
+    site.of_ada_at_the_console(ada, "POST", f"/devicetypes/{dtid}/manifests", {"manifest": newer})
+    go(ada, f"/developer/types/{dtid}/errors")
+    ada.sees("Version 2 of the Manifest: of 1 failed messages 1 fit now", "#page")
     ada.was_refused(400)  # what was wrong with the Manifest
 
 
