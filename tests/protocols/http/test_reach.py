@@ -25,7 +25,6 @@ from tests.factories import ADA, ADA_TOKEN, APPLICATION_TOKEN, HALL, KITCHEN, NO
 from tests.properties import every_nth_daily
 from tests.protocols.http.conftest import bearer
 from tests.reach_world import (
-    CASES,
     GRANTS,
     HOLDERS,
     TOKENS,
@@ -285,7 +284,8 @@ class TestWhatThePathNames:
         limits = Limits(rest_user="1/1000", rest_application="1/1000", quotas="off")
         return Settings(state_dir=settings.state_dir, limits=limits)
 
-    @pytest.mark.parametrize(("grants", "token"), every_nth_daily(5, CASES))
+    @pytest.mark.parametrize("grants", every_nth_daily(4, tuple(GRANTS)))
+    @each_row("token", TOKENS)
     async def test_a_device_in_the_path_must_be_granted(
         self, api: httpx.AsyncClient, reach: ReachWorld, grants: str, token: str
     ) -> None:
@@ -303,7 +303,8 @@ class TestWhatThePathNames:
         assert wrong == []
 
 
-@pytest.mark.parametrize(("grants", "token"), every_nth_daily(5, CASES))
+@pytest.mark.parametrize("grants", every_nth_daily(4, tuple(GRANTS)))
+@each_row("token", TOKENS)
 async def test_a_device_in_a_query_or_a_body_must_be_granted(
     api: httpx.AsyncClient, reach: ReachWorld, grants: str, token: str
 ) -> None:
@@ -322,7 +323,8 @@ async def test_a_device_in_a_query_or_a_body_must_be_granted(
     assert wrong == []
 
 
-@pytest.mark.parametrize(("grants", "token"), every_nth_daily(5, CASES))
+@pytest.mark.parametrize("grants", every_nth_daily(4, tuple(GRANTS)))
+@each_row("token", TOKENS)
 async def test_entries_of_a_batch_need_what_a_message_needs(
     api: httpx.AsyncClient, reach: ReachWorld, grants: str, token: str
 ) -> None:
@@ -335,7 +337,8 @@ async def test_entries_of_a_batch_need_what_a_message_needs(
     assert outcomes == [200 if is_allowed(call, WRITE, token, grants, *place) else 403 for place in places]
 
 
-@pytest.mark.parametrize(("grants", "token"), every_nth_daily(5, CASES))
+@pytest.mark.parametrize("grants", every_nth_daily(4, tuple(GRANTS)))
+@each_row("token", TOKENS)
 async def test_lists_leave_out_what_is_not_granted(
     api: httpx.AsyncClient, services: Services, reach: ReachWorld, grants: str, token: str
 ) -> None:

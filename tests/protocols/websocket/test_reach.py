@@ -36,7 +36,8 @@ async def devices_until_kitchen(
     return seen
 
 
-@pytest.mark.parametrize(("grants", "token"), every_nth_daily(5, CASES))
+@pytest.mark.parametrize("grants", every_nth_daily(4, tuple(GRANTS)))
+@each_row("token", TOKENS)
 async def test_the_live_feed_leaves_out_what_is_not_granted(
     peers: Peers, services: Services, reach: ReachWorld, grants: str, token: str
 ) -> None:
@@ -85,7 +86,8 @@ async def test_a_feed_that_names_a_device_needs_read_on_its_type(
                 assert (await peers.refusal(path))[0] == 403
 
 
-@pytest.mark.parametrize(("grants", "token"), every_nth_daily(5, CASES))
+@pytest.mark.parametrize("grants", every_nth_daily(4, tuple(GRANTS)))
+@each_row("token", TOKENS)
 async def test_the_device_channel_needs_read_and_write_on_the_type(
     peers: Peers, reach: ReachWorld, grants: str, token: str
 ) -> None:
