@@ -109,6 +109,10 @@ class DeviceActions:
         self._sessions[session.device.key] = session
         self._wake(session.device.key)
 
+    def session_of(self, device: DeviceKey) -> ManagedSession | None:
+        """The registration of a device, once its first steps have ended."""
+        return self._sessions.get(device)
+
     def disconnected(self, session: ManagedSession) -> None:
         key = session.device.key
         if self._sessions.get(key) is session:

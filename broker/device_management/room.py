@@ -9,6 +9,7 @@ from broker.cluster.leases import LeaseName
 from broker.core import Core
 from broker.device_management.configuration import Configurations
 from broker.device_management.device_actions import DeviceActions
+from broker.device_management.device_resources import DeviceResources
 from broker.device_management.downloads import Downloads
 from broker.device_management.engine import ManagementEngine
 from broker.device_management.images import Images
@@ -35,6 +36,7 @@ class DeviceManagementRoom(msgspec.Struct, frozen=True):
     tasks: Tasks
     waiting: Waiting
     actions: DeviceActions
+    resources: DeviceResources
     images: Images
     downloads: Downloads
     #: Receives the reports of the server to which devices register.
@@ -71,6 +73,7 @@ async def open_device_management(
         tasks=Tasks(database, clock, configurations, objects, engine, core.site.image_root),
         waiting=Waiting(database, device_types.catalog, devices.presence, configurations, engine.work, downloads),
         actions=actions,
+        resources=DeviceResources(actions.session_of),
         images=images,
         downloads=downloads,
         registrations=engine,

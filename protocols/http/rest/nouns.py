@@ -14,6 +14,7 @@ from protocols.http.rest.developer_applications import DeveloperApplicationCalls
 from protocols.http.rest.developer_connectors import DeveloperConnectorCalls
 from protocols.http.rest.developer_types import DeveloperTypeCalls
 from protocols.http.rest.device_properties import DevicePropertyCalls
+from protocols.http.rest.device_resources import DeviceResourceCalls
 from protocols.http.rest.device_shares import DeviceShareCalls
 from protocols.http.rest.device_status import DeviceStatusCalls
 from protocols.http.rest.device_tokens import DeviceTokenCalls
@@ -60,6 +61,7 @@ NOUNS: Final[tuple[type[RestCalls], ...]] = (
     DeviceTokenCalls,
     DeviceStatusCalls,
     DeviceTrailCalls,
+    DeviceResourceCalls,
     DeviceShareCalls,
     DeviceTransferCalls,
     RegistrationCalls,

@@ -12,6 +12,7 @@ from broker.facts import Router
 from broker.messages.refused import RefusedMessages
 from broker.services import Services
 from config.settings import Limits, Settings
+from tests.broker.device_management.devices import FakeSession
 from tests.factories import ADA_TOKEN, APPLICATION_TOKEN, BOB_TOKEN, HALL, KITCHEN, KITCHEN_TOKEN, World
 from tests.fakes import FakeClock
 from tests.protocols.http.conftest import bearer
@@ -191,3 +192,41 @@ class TestWithQuotas:
         assert data["device"] is None
         assert (data["organization"]["used"], data["organization"]["limit"]) == (1, 100_000)
         assert data["organization"]["since"] < data["organization"]["until"]
+
+
+async def test_the_resources_of_lwm2m(api: httpx.AsyncClient, services: Services) -> None:
+    """Reference 18.8: which fields are observed, why not, and what became of Actions."""
+    path = f"/devices/{KITCHEN}/lwm2m"
+    assert (await shown(api, path))["data"] == {"fields": [], "actions": []}
+    document = {
+        "fields": [
+            {"name": "temperature", "valueClass": "Double", "lwm2m": "/3303/0/5700"},
+            {"name": "humidity", "valueClass": "Double", "lwm2m": "/3304/0/5700"},
+        ],
+        "actions": [{"name": "setOn", "lwm2m": {"write": "/3311/0/5850", "value": True}}],
+    }
+    await services.device_types.manifests.upload("example.smart_light", document)
+    away = "The device is not registered, or its properties are being read."
+    assert [one["message"] for one in (await shown(api, path))["data"]["fields"]] == [away, away]
+    session = FakeSession(await services.devices.registry.find(KITCHEN))
+    session.unobserved[(3304, 0, 5700)] = "The device does not list /3304/0."
+    session.refuses[(3311, 0, 5850)] = "4.05"
+    await services.device_management.registrations.registered(session)
+    body = {"ddid": KITCHEN, "data": {"actions": [{"name": "setOn"}]}}
+    sent = await api.post("/actions", headers=bearer(ADA_TOKEN), json=body)
+    with trio.fail_after(10):
+        while (found := (await shown(api, path))["data"])["actions"][0]["state"] == "waiting":
+            pass
+    assert found["fields"] == [
+        {"field": "temperature", "path": "/3303/0/5700", "state": "observed", "message": ""},
+        {
+            "field": "humidity",
+            "path": "/3304/0/5700",
+            "state": "notObserved",
+            "message": "The device does not list /3304/0.",
+        },
+    ]
+    (action,) = found["actions"]
+    assert (action["mid"], action["name"], action["state"]) == (sent.json()["data"]["mid"], "setOn", "failed")
+    assert action["message"] == "The device refused the operation on /3311/0/5850: 4.05."
+    assert (await api.get(path, headers=bearer(BOB_TOKEN))).status_code == 403

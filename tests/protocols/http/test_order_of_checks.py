@@ -96,6 +96,7 @@ GET /devices/{device}/presence -
 GET /devices/{device}/failures 4001
 GET /devices/{device}/refusals -
 GET /devices/{device}/dropped -
+GET /devices/{device}/lwm2m -
 GET /devices/{device}/quota -
 POST /devices/{device}/shares 400
 GET /devices/{device}/shares 4001

@@ -84,6 +84,7 @@ DELETE /devices/{}/tokens
 GET /devices/{}/failures
 GET /devices/{}/refusals
 GET /devices/{}/dropped
+GET /devices/{}/lwm2m
 GET /devices/{}/quota
 POST /devices/{}/providerauth
 DELETE /devices/{}/providerauth

@@ -61,6 +61,7 @@ IN_PATH: Final[Mapping[str, Needs]] = {
     "GET /devices/{did}/failures": OWNER,
     "GET /devices/{did}/refusals": OWNER,
     "GET /devices/{did}/dropped": OWNER,
+    "GET /devices/{did}/lwm2m": OWNER,
     "GET /devices/{did}/quota": READ,
     "POST /devices/{did}/shares": OWNER,
     "GET /devices/{did}/shares": OWNER,

@@ -13,8 +13,10 @@ export function manifestOf(dtid, version) {
 async function load(dtid, version) {
   if (!version) return { fields: new Map(), actions: [] };
   const { data } = await get(`/devicetypes/${dtid}/manifests/${version}/properties`);
+  const fields = new Map(leaves(data.properties.fields ?? {}));
   return {
-    fields: new Map(leaves(data.properties.fields ?? {})),
+    fields,
+    hasResources: [...fields.values(), ...Object.values(data.actions ?? {})].some((one) => one.lwm2m),  // of LWM2M
     actions: Object.entries(data.actions ?? {}).map(([name, one]) => ({
       name, description: one.description ?? "", parameters: [...leaves(one.parameters ?? {})],
     })),

@@ -58,8 +58,24 @@ export class Trail {
     for (const one of failures.data.failures) {
       this.put(one.mid, one.cts, "failed", "bad", one.payload, this.reasonOf(one));
     }
+    if (this.manifest.hasResources) await this.resources();
     refusals.data.refusals.forEach((one) => this.put(`refused ${one.ts} ${one.message}`, one.ts, "refused", "bad", "",
       `${one.message} (${one.code}), from ${one.actor || "somebody"}${one.address ? ` at ${one.address}` : ""}`));
+  }
+
+  // Fields and Actions that are resources of an LWM2M device (reference 18.8).
+  async resources() {
+    const { fields, actions } = (await get(`/devices/${this.did}/lwm2m`)).data;
+    for (const one of fields) {
+      const key = `resource ${one.field}`;
+      if (one.state !== "notObserved") this.entries.delete(key);
+      else if (this.entries.get(key)?.note !== `${one.field}: ${one.message}`) this.put(key, Date.now(), "not observed", "bad", "", `${one.field}: ${one.message}`);
+    }
+    const kinds = { waiting: ["Action waits", ""], done: ["Action done", "good"], failed: ["Action failed", "bad"] };
+    for (const one of actions) {
+      const [what, kind] = kinds[one.state];
+      if (this.entries.get(`ended ${one.mid}`)?.what !== what) this.put(`ended ${one.mid}`, one.ts, what, kind, "", `${one.name}: ${one.message}`);
+    }
   }
 
   // A failed message has no field of the Manifest: lists its fields, and those of the Manifest.
