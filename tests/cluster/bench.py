@@ -233,6 +233,7 @@ async def _with_snapshot(server: Server, seconds: float) -> None:
         await commits()
         without = [await commits()]
         with server.target("store").connect(name="tests") as reader:
+            reader.execute("SET idle_in_transaction_session_timeout = 0")
             reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             reader.execute("SELECT count(*) FROM message")
             until, number = time.monotonic() + seconds, 0

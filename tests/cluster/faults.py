@@ -70,6 +70,7 @@ def terminate(world: ClusterWorld, name: str, *, which: str = "trunkline ") -> N
 def snapshot(world: ClusterWorld, name: str, *, seconds: float) -> None:
     """Somebody reads the database in one transaction, as pg_dump does."""
     with world.fault(name, "snapshot"), world.target.connect(name="tests") as connection:
+        connection.execute("SET idle_in_transaction_session_timeout = 0")
         connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         connection.execute("SELECT count(*) FROM message")
         time.sleep(seconds)
