@@ -96,6 +96,7 @@ class DeviceActions:
         self._sessions: dict[DeviceKey, ManagedSession] = {}
         self._changed: dict[DeviceKey, trio.Event] = {}
         self._queues: dict[DeviceKey, deque[_Waiting]] = {}
+        self._scopes: dict[DeviceKey, trio.CancelScope] = {}
         self._ended: OrderedDict[DeviceKey, deque[ShownAction]] = OrderedDict()
         self._nursery: trio.Nursery | None = None
         self._waiting = self._done = self._failed = 0
@@ -124,7 +125,10 @@ class DeviceActions:
             event.set()
 
     def _gone(self, fact: DeviceDeleted | DeviceHandedOver) -> None:
+        """The device has no owner, or another one, who did not send what waits."""
         self._ended.pop(fact.device, None)
+        if (scope := self._scopes.get(fact.device)) is not None:
+            scope.cancel()
 
     # Actions
 
@@ -164,6 +168,13 @@ class DeviceActions:
     async def _serve(self, device: Device) -> None:
         """Carry out the Actions of a device until none waits."""
         queue = self._queues[device.key]
+        with trio.CancelScope() as scope:
+            self._scopes[device.key] = scope
+            await self._serve_all(device, queue)
+        self._waiting -= len(queue)
+        del self._queues[device.key], self._scopes[device.key]
+
+    async def _serve_all(self, device: Device, queue: deque[_Waiting]) -> None:
         while queue:
             problem: str | None = "The device was not heard in time."
             try:
@@ -174,7 +185,6 @@ class DeviceActions:
                 problem = "The service made a mistake, which its log has."
             self._waiting -= 1
             self._end(device, queue.popleft(), problem)
-        del self._queues[device.key]
 
     async def _carry_out(self, device: Device, waiting: _Waiting) -> str | None:
         """Carry out the operations one by one up to the first that fails. Returns why it failed."""
@@ -282,6 +292,7 @@ class DeviceActions:
             finally:
                 self._nursery = None
                 self._queues.clear()
+                self._scopes.clear()
                 self._waiting = 0
 
     def statistics(self) -> DeviceActionStatistics:

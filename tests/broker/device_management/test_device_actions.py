@@ -9,8 +9,9 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from broker.device_management.device_actions import ActionState
+from broker.devices.inventory import device_fact
 from broker.errors import ValidationFailed
-from broker.facts import DeviceActionDelivered, DeviceActionFact, DeviceActionFailed
+from broker.facts import DeviceActionDelivered, DeviceActionFact, DeviceActionFailed, DeviceHandedOver
 from broker.services import Services
 from config.limits import LWM2M_ACTIONS_WAITING
 from tests.broker.device_management.devices import FakeSession, Fleet
@@ -139,6 +140,25 @@ async def test_end_with_the_registration(
     await act(services, fleet, {"name": "setOn"})  # reference 9.1: nothing is queued for it
     await wait_all_tasks_blocked()
     assert len(ends.facts) == 1
+
+
+async def test_of_a_former_owner_are_not_carried_out(
+    fleet: Fleet, session: FakeSession, services: Services, autojump_clock: MockClock
+) -> None:
+    session.sleep()
+    for _ in range(2):
+        await act(services, fleet, {"name": "setOn"})
+    await wait_all_tasks_blocked()
+    device = fleet.devices[0]
+    fact = device_fact(DeviceHandedOver, device.record, device.type.record, None, services.core.clock.now_ms())
+    services.core.router.publish(fact)
+    await wait_all_tasks_blocked()
+    session.is_awake.set()
+    await wait_all_tasks_blocked()
+    assert (session.done, shown(fleet), fleet.management.actions.statistics().waiting) == ([], [], 0)
+    ends = Ends(services)
+    await act(services, fleet, {"name": "setOn"})
+    assert await ends.wait(1) == ["DeviceActionDelivered"]
 
 
 async def test_end_when_the_device_is_not_heard_in_time(
