@@ -191,7 +191,18 @@ NOBODY: Mapping[str, tuple[Mapping[str, object], str]] = {
     "payments decide": ({"reference": "Nobody", "outcome": "accepted"}, "there is no payment 'Nobody'"),
     "payments refunded": ({"reference": "Nobody"}, "there is no payment 'Nobody'"),
 }
-ABOUT_NOTHING = {"app list", "audit", "backup", "limits", "listeners", "payments", "plans", "provision"}
+ABOUT_NOTHING = {
+    "app list",
+    "audit",
+    "backup",
+    "drain",
+    "drain standing",
+    "limits",
+    "listeners",
+    "payments",
+    "plans",
+    "provision",
+}
 ABOUT_NOTHING |= {"retention confirm", "statistics", "type list", "user list"}
 
 

@@ -73,7 +73,7 @@ function nodes(node) {
       h("td", { "data-label": "Connections", class: "size" }, whole(one.connections)),
       h("td", { "data-label": "Behind" }, behind(one)),
       h("td", { "data-label": "Commit", class: "size" }, milliseconds(one.latencySeconds)))))),
-  h("details", {}, h("summary", {}, "What each node has for itself"), h("ul", {}, node.apart.map((text) => h("li", {}, text)))));
+  h("details", {}, h("summary", {}, "Not shared by the nodes"), h("ul", {}, node.apart.map((text) => h("li", {}, text)))));
 }
 
 function connections(data) {
