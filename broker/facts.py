@@ -311,6 +311,11 @@ class Router:
         """The handlers of a fact's type, in the order in which they are called."""
         return self._handlers.get(kind, ())
 
+    def end(self, *kinds: type[Fact]) -> None:
+        """Call nobody for these types from now on."""
+        for kind in kinds:
+            self._handlers[kind] = ()
+
     def publish_all(self, facts: Iterable[Fact] | None) -> None:
         for fact in facts or ():
             self.publish(fact)

@@ -41,6 +41,9 @@ class Rows(Protocol):
     async def read_on(self) -> None:
         """Publish what the others have stored. Raises StoreError."""
 
+    def leave_out(self) -> None:
+        """What comes before a commit of this node cannot be read: nobody is told of a row from now on."""
+
 
 class FactLogStatistics(msgspec.Struct, frozen=True):
     """`heard`: the number of the last fact that this node knows; the others count since the start."""
@@ -173,18 +176,19 @@ class FactLog:
         if self.rows is None or not (number := group.row_count):
             return
         last = Position(group.head + group.base)
+        failed: StoreError | None = None
         with trio.CancelScope(shield=True, deadline=trio.current_time() + self._patience_seconds):
             while True:
                 try:
                     await self.rows.before(Position(last - number + 1), last)
                 except StoreError as error:
-                    self._failed = error
+                    failed = error
                 else:
-                    self._failed = None
                     return
                 await trio.sleep(_RETRY_SECONDS)
-        # It goes on without them for as long as its end takes.
-        self._failed = self._failed or StoreError("the database is too slow")
+        # It goes on without them for as long as its end takes: who has sent these rows hears that they are stored.
+        self.rows.leave_out()
+        self._failed = failed or StoreError("the database is too slow")
         self._wanted.set()
 
     # Work
