@@ -18,6 +18,9 @@ _TAKES_OUT: Final = {"clear", "difference_update", "discard", "pop", "popitem", 
 #: Class, method and attributes, by the reason.
 PLACES: Final[Mapping[str, tuple[str, ...]]] = {
     "One task runs it, and nobody else writes the attribute": (
+        "Turn.pause _ends",
+        "NodeMembership._give_away _stays_until",
+        "FailedAgain._step _stored",
         "Actions.save _saved",
         "Backups.work_forever _wakeup",
         "Database._gather _gathered",
@@ -46,6 +49,8 @@ PLACES: Final[Mapping[str, tuple[str, ...]]] = {
         "UsageDays.note _noted_on",
     ),
     "A lock is held from the first read to the last write": (
+        "FactLog.catch_up _answered",
+        "SharedLedger.flush _unwritten",
         "DaemonMachine.examine _checks",
         "Hashing._run _rested_at",
         "Ledger.flush _batch",
@@ -66,13 +71,16 @@ PLACES: Final[Mapping[str, tuple[str, ...]]] = {
         "Training.check _is_stale",
     ),
     "Takes out what the task itself put in, by its own key or identity": (
+        "RegisteredDevice._begin_observing _observed",
+        "DeviceActions._session _changed",
+        "DeviceActions._serve _queues",
+        "DeviceActions._serve _scopes",
         "DeviceStream.ask _exchanges",
         "DeviceWork._serve _work",
         "Leaving.delete _waiting",
         "Lwm2mEndpoint.ask _exchanges",
         "NotificationSender._retry _under_way",
         "ProviderAuth.finish _attempts",
-        "RegisteredDevice.observe _observed",
         "RequestQueue._send_in_turn _hosts",
         "WebSocket._send _offered",
         "_Places.one _limiters",
@@ -93,10 +101,14 @@ PLACES: Final[Mapping[str, tuple[str, ...]]] = {
         "RuleEngine._next_rows _follows",
     ),
     "Who waited looks at all that there is afterwards": (
+        "NodeMembership.keep_forever _hurry",
         "FactLog.follow_forever _wanted",
         "Wakeup.wait _event",
     ),
-    "Only this task takes from the front; others add at the end": ("ProvisionedElsewhere._read _waiting",),
+    "Only this task takes from the front; others add at the end": (
+        "Events._tell_of_others _elsewhere",
+        "ProvisionedElsewhere._read _waiting",
+    ),
     "What is forgotten is read again": ("Signers._client_secret _clients",),
     "The next commit begins here, after the one that was awaited": ("Database._commit_open_group _ahead",),
     "No more is read of the connection until it is done": (

@@ -47,6 +47,7 @@ class CloseReason(Enum):
     DEVICE_DELETED = "device deleted"
     PERMISSION_REMOVED = "permission removed"
     SHUTDOWN = "server shuts down"
+    NOT_STORED = "connection not stored"  # several nodes: the others would not know of it
 
 
 @dataclass(eq=False, slots=True)
@@ -103,7 +104,7 @@ class DeviceLink:
         self._connections.replace(self)
 
     def not_claimed(self) -> None:
-        self.close(CloseReason.SHUTDOWN)
+        self.close(CloseReason.NOT_STORED)
 
     def close(self, reason: CloseReason) -> None:
         try:

@@ -47,6 +47,7 @@ _FINAL: dict[CloseReason, DomainError] = {
     CloseReason.DEVICE_DELETED: Unauthorized(),
     CloseReason.PERMISSION_REMOVED: Unauthorized(),
     CloseReason.SHUTDOWN: StorageUnavailable(CloseReason.SHUTDOWN.value),
+    CloseReason.NOT_STORED: StorageUnavailable(CloseReason.NOT_STORED.value),
 }
 
 

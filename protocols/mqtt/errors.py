@@ -26,6 +26,7 @@ CLOSE_CODES: Final = {
     CloseReason.DEVICE_DELETED: ReasonCode.NOT_AUTHORIZED,
     CloseReason.PERMISSION_REMOVED: ReasonCode.NOT_AUTHORIZED,
     CloseReason.SHUTDOWN: ReasonCode.SERVER_SHUTTING_DOWN,
+    CloseReason.NOT_STORED: ReasonCode.SERVER_SHUTTING_DOWN,
 }
 
 

@@ -448,7 +448,7 @@ class MqttExchange:
         """The broker ends the connection."""
         self._session.part(Reason(CLOSE_CODES[reason], reason.value))
         # The will is stored here, so that it comes before the first message of a newer connection.
-        may_speak = reason in {CloseReason.REPLACED, CloseReason.SHUTDOWN}
+        may_speak = reason in {CloseReason.REPLACED, CloseReason.SHUTDOWN, CloseReason.NOT_STORED}
         self.leave(may_speak=may_speak)
         self._end()
 

@@ -243,6 +243,8 @@ class DeviceConversation(WebSocket):
                 self._act(self._channel.access_ended(sdid, SourceDeviceDisabled()))
             case CloseReason.PERMISSION_REMOVED:
                 self._act(self._channel.access_ended(sdid, PermissionDenied(f"READ and WRITE on device {sdid}")))
+            case CloseReason.NOT_STORED:
+                self._act(self._channel.access_ended(sdid, StorageUnavailable(reason.value)))
             case CloseReason.SHUTDOWN:
                 pass  # the connection itself closes when the daemon stops
 

@@ -683,6 +683,7 @@ async def test_a_commit_is_announced_also_when_its_task_was_cancelled(
         caller = await services.accounts.tokens.caller(ADA_TOKEN)  # now it is cached
         (token,) = [entry for entry in GIVEN["tokens"] if entry.get("value") == ADA_TOKEN]
         moved = {**GIVEN, "tokens": [{**token, "user": "bob@example.org"}]}
+        await trio.testing.wait_all_tasks_blocked()  # new types have their failed messages read again
         runner.hold_commits()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(services.provisioning.apply, moved)

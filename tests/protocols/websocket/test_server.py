@@ -806,3 +806,13 @@ async def test_no_frame_of_a_client_breaks_the_channel(peers: Peers) -> None:
         assert "error" in (msgpack.unpackb(event.data) if isinstance(event, BytesMessage) else json.loads(event.data))
     await peer.send({"data": {"state": True}})
     assert "data" in await peer.said()
+
+
+async def test_a_connection_that_other_nodes_would_not_know_ends(peers: Peers, services: Services) -> None:
+    """Several nodes: the commit that should store it was refused, so a newer one could not take its place."""
+    socket = await peers.connect(WITH_ACK)
+    await register(socket, KITCHEN, KITCHEN_TOKEN)
+    (link,) = services.routing.connections.links()
+    link.not_claimed()
+    assert (await closing(socket))[0] == 1008
+    assert not services.routing.connections.links()
