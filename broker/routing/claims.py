@@ -12,7 +12,7 @@ from typing import Protocol
 from broker.clock import Clock
 from broker.cluster.kinds import AVAILABILITY, CONNECTION_REPLACED, Availability, ConnectionReplaced
 from broker.cluster.news import News
-from storage.database import Database, Transaction
+from storage.database import CommitGroup, Database, Transaction
 from storage.keys import DeviceKey, Milliseconds
 from storage.sql import StoreError
 
@@ -39,6 +39,7 @@ class ConnectionClaims:
         self._numbers = count(1)
         self._claimed: dict[int, Claimed] = {}
         self._number_of: dict[Claimed, int] = {}
+        self._storing: dict[Claimed, CommitGroup] = {}
         news.listen_elsewhere(CONNECTION_REPLACED, self._replaced)
 
     def begin(self, link: Claimed) -> None:
@@ -47,10 +48,22 @@ class ConnectionClaims:
         self._claimed[number], self._number_of[link] = link, number
         group = self._database.open_group
         self._database.write_nowait(partial(_begin, self._node, number, link.key, link.is_exclusive, self._now_ms()))
-        group.callbacks.append(partial(self._ended, number))
+        self._storing[link] = group
+        group.callbacks.append(partial(self._ended, number, link))
 
-    def _ended(self, number: int, error: StoreError | None) -> None:
-        if error is not None and (link := self._claimed.get(number)) is not None:
+    async def begun(self, link: Claimed) -> None:
+        """Wait for the commit of the claim, so that who is told of the connection has it in the order of the others.
+
+        Raises StoreError: it is not stored.
+        """
+        if (group := self._storing.get(link)) is not None:
+            await group.ended.wait()
+            if group.error is not None:
+                raise group.error
+
+    def _ended(self, number: int, link: Claimed, error: StoreError | None) -> None:
+        del self._storing[link]
+        if error is not None and number in self._claimed:
             link.not_claimed()
 
     def end(self, link: Claimed) -> None:

@@ -34,6 +34,7 @@ from broker.facts import (
 from broker.routing.claims import ConnectionClaims
 from broker.trace.origin import address_key, current_origin
 from storage.keys import DeviceKey
+from storage.sql import StoreError
 
 _log = structlog.get_logger(__name__)
 
@@ -190,6 +191,14 @@ class Connections:
             self.replace(incumbent)
         connected = DeviceConnectedAgain if was_online else DeviceWentOnline
         self._router.publish(connected(key, link.protocol, link.since))
+
+    async def entered(self, link: DeviceLink) -> None:
+        """Several nodes: wait until the others know of the link, before its peer does. Raises StoreError: they do not,
+        or the link has ended meanwhile."""
+        if self._claims is not None:
+            await self._claims.begun(link)
+            if link not in self._links.get(link.device.key, ()):
+                raise StoreError("the connection has ended before it was stored")
 
     def replace(self, link: DeviceLink) -> None:
         """The device has a newer connection."""

@@ -216,6 +216,8 @@ class MqttConnection(StreamConnection):
         """Accept the connection, with its session, or refuse it."""
         self._heard_at = trio.current_time()
         try:
+            if self._link is not None:
+                await self._rooms.routing.connections.entered(self._link)
             await exchange.begin(connect)
         except StoreError as error:
             if not self._session.is_closed:

@@ -6,7 +6,7 @@ and sends the answers in one write once they are durable. device_channel.py has 
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import partial
 from itertools import groupby, repeat
 from operator import attrgetter
@@ -23,7 +23,7 @@ from broker.errors import DomainError, PermissionDenied, SourceDeviceDisabled, S
 from broker.limits.meters import Channel
 from broker.messages.ingest import Commit
 from broker.registration.certificates import ClientCertificate
-from broker.routing.connections import CloseReason
+from broker.routing.connections import CloseReason, DeviceLink
 from config.limits import REGISTRATION_SECONDS
 from protocols.refusals import note_refusal, refusal_for
 from protocols.rooms import WebSocketRooms
@@ -63,7 +63,7 @@ class _Registration:
 
     __slots__ = ("device", "link", "reach", "token")
 
-    def __init__(self, device: Device, reach: Reach, token: str, link: ExitStack) -> None:
+    def __init__(self, device: Device, reach: Reach, token: str, link: DeviceLink) -> None:
         self.device = device
         self.reach = reach
         self.token = token
@@ -199,9 +199,18 @@ class DeviceConversation(WebSocket):
             self._rooms.messages.claims.note(request.sdid, "WebSocket", error)
             self._act(self._channel.registration_refused(request.sdid, refusal))
         else:
-            self._connect(device, reach, request.token)
-            self._registers_until = math.inf
-            self._act(self._channel.registration_accepted(request.sdid, meter))
+            link, is_entered = self._connect(device, reach, request.token), False
+            try:
+                await self._rooms.routing.connections.entered(link)
+                is_entered = True
+            except StoreError as error:
+                self._act(self._channel.registration_refused(request.sdid, refusal_for(error)))
+            finally:
+                if not is_entered:
+                    self._leave(request.sdid)
+            if is_entered:
+                self._registers_until = math.inf
+                self._act(self._channel.registration_accepted(request.sdid, meter))
 
     async def _authorize(self, sdid: str, token: str) -> tuple[Device, Reach]:
         """The device and the reach of the token. Raises DomainError, StoreError."""
@@ -217,20 +226,23 @@ class DeviceConversation(WebSocket):
             raise SourceDeviceDisabled
         return device, reach
 
-    def _connect(self, device: Device, reach: Reach, token: str) -> None:
-        link, caller = ExitStack(), reach.caller
-        link.enter_context(
-            self._rooms.routing.connections.connect(
-                device,
-                protocol="WEBSOCKET",
-                token=caller.token,
-                exclusive=caller.kind is TokenKind.DEVICE,
-                deliver=self._deliver,
-                close=partial(self._end_link, device.id),
-                is_allowed=partial(_may_speak_for, reach, device),
-            )
+    def _connect(self, device: Device, reach: Reach, token: str) -> DeviceLink:
+        connections, caller = self._rooms.routing.connections, reach.caller
+        link = connections.connect(
+            device,
+            protocol="WEBSOCKET",
+            token=caller.token,
+            exclusive=caller.kind is TokenKind.DEVICE,
+            deliver=self._deliver,
+            close=partial(self._end_link, device.id),
+            is_allowed=partial(_may_speak_for, reach, device),
         )
+        connections.enter(link)
         self._registrations[device.id] = _Registration(device, reach, token, link)
+        return link
+
+    def _leave(self, sdid: str) -> None:
+        self._rooms.routing.connections.leave(self._registrations.pop(sdid).link)
 
     def _end_link(self, sdid: str, reason: CloseReason) -> None:
         """The broker ends a device's link. May be called at any time on the event loop."""
@@ -359,7 +371,7 @@ class DeviceConversation(WebSocket):
                 case ChannelAnswer(frames):
                     self.say(encode_frames(frames))
                 case DeviceUnregistered(sdid):
-                    self._registrations.pop(sdid).link.close()
+                    self._leave(sdid)
                 case ChannelClose(code, reason):
                     self.close(code, reason)
                 case _:
