@@ -42,7 +42,7 @@ class Rows(Protocol):
         """Publish what the others have stored. Raises StoreError."""
 
     def leave_out(self) -> None:
-        """What comes before a commit of this node cannot be read: nobody is told of a row from now on."""
+        """Nobody is told of a row from now on: one that comes before a commit of this node cannot be read."""
 
 
 class FactLogStatistics(msgspec.Struct, frozen=True):

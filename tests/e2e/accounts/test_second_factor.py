@@ -50,6 +50,7 @@ def test_the_operator_resets_it(person: Person, site: Site) -> None:
     assert "the second factor is removed" in site.trunkline("user", "reset", OWN_EMAILS[1], "--second-factor")
     person.enter_account(OWN_EMAILS[1])
     assert "Off. Turn it on" in person.browser.text
+    person.browser.traffic()  # what the console has asked with the token of before the reset was refused
     assert "has no second factor" in site.trunkline("user", "reset", OWN_EMAILS[1], "--second-factor")
 
 
