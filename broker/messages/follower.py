@@ -82,8 +82,8 @@ class LogFollower:
                 is_behind = not block.is_whole and upto == block.upto
 
     def leave_out(self) -> None:
-        """What comes before a commit of this node cannot be read. It ends, and until then publishes no row: feeds would
-        leave rows out, and rules would store that they have come further."""
+        """A row that comes before a commit of this node cannot be read. The node ends, and until then publishes no row:
+        feeds would leave rows out, and rules would store that they have come further."""
         self._router.end(MessagesStored, ActionStored)
 
     async def _publish(self, block: _Block, upto: Position) -> None:

@@ -194,7 +194,7 @@ class Connections:
 
     async def entered(self, link: DeviceLink) -> None:
         """Several nodes: wait until the others know of the link, before its peer does. Raises StoreError: they do not,
-        or the link has ended meanwhile."""
+        or the link has ended."""
         if self._claims is not None:
             await self._claims.begun(link)
             if link not in self._links.get(link.device.key, ()):
