@@ -4,7 +4,7 @@ They are carried out one after the other, in the order of the log, and wait whil
 a device without a registration gets none (reference 9.1), and what waits ends with the daemon.
 """
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -45,6 +45,7 @@ from storage.keys import DeviceKey, Milliseconds
 from storage.sql import StoreError
 
 _WAITING_IN_ALL: Final = 10_000
+_WAITING_OF_USER: Final = 1_000
 _DEVICES_SHOWN: Final = 2_000
 _ATTEMPTS: Final = 3  # of a Write to a device that sleeps again before it answers
 #: A device that registers again has its properties read before its Actions go on.
@@ -77,8 +78,9 @@ class DeviceActionStatistics(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """One Action message, with those of its Actions that are operations."""
+    """One Action message, with those of its Actions that are operations. `owner`: of the device when it came."""
 
+    owner: str
     action: Action
     calls: tuple[tuple[str, ResourceOperation, dict[str, Any]], ...]
 
@@ -99,7 +101,8 @@ class DeviceActions:
         self._scopes: dict[DeviceKey, trio.CancelScope] = {}
         self._ended: OrderedDict[DeviceKey, deque[ShownAction]] = OrderedDict()
         self._nursery: trio.Nursery | None = None
-        self._waiting = self._done = self._failed = 0
+        self._waiting_of: Counter[str] = Counter()  # by the owner of the device
+        self._done = self._failed = 0
         self._router.subscribe(ActionStored, self._stored, FactPhase.EFFECT)
         self._router.subscribe(DeviceDeleted, self._gone, FactPhase.EFFECT)
         self._router.subscribe(DeviceHandedOver, self._gone, FactPhase.EFFECT)
@@ -146,19 +149,22 @@ class DeviceActions:
             if one["name"] in operations
         )
         if calls:
-            self._take(device, _Waiting(action, calls))
+            self._take(device, _Waiting(device.owner_id, action, calls))
 
     def _take(self, device: Device, waiting: _Waiting) -> None:
         queue = self._queues.get(device.key)
-        if (queue is not None and len(queue) >= LWM2M_ACTIONS_WAITING) or self._waiting >= _WAITING_IN_ALL:
+        if queue is not None and len(queue) >= LWM2M_ACTIONS_WAITING:
             self._end(device, waiting, "Too many Actions wait for the device.")
+            return
+        if self._waiting_of[waiting.owner] >= _WAITING_OF_USER or self._waiting_of.total() >= _WAITING_IN_ALL:
+            self._end(device, waiting, "Too many Actions wait for devices of the user, or of all.")
             return
         if self._quotas is not None:
             if not self._quotas.admits(device, waiting.action):
                 self._end(device, waiting, "The quota of the organization or of the device is used up.")
                 return
             self._quotas.delivered(device, waiting.action)
-        self._waiting += 1
+        self._waiting_of[waiting.owner] += 1
         if queue is not None:
             queue.append(waiting)
         elif self._nursery is not None:
@@ -171,8 +177,14 @@ class DeviceActions:
         with trio.CancelScope() as scope:
             self._scopes[device.key] = scope
             await self._serve_all(device, queue)
-        self._waiting -= len(queue)
+        for waiting in queue:
+            self._left(waiting)
         del self._queues[device.key], self._scopes[device.key]
+
+    def _left(self, waiting: _Waiting) -> None:
+        self._waiting_of[waiting.owner] -= 1
+        if not self._waiting_of[waiting.owner]:
+            del self._waiting_of[waiting.owner]
 
     async def _serve_all(self, device: Device, queue: deque[_Waiting]) -> None:
         while queue:
@@ -183,8 +195,8 @@ class DeviceActions:
             except Exception:  # noqa: BLE001 - a bug in one Action must not end those of others
                 _log.exception("device_action_failed", device=device.id, mid=queue[0].action.mid)
                 problem = "The service made a mistake, which its log has."
-            self._waiting -= 1
-            self._end(device, queue.popleft(), problem)
+            self._left(waiting := queue.popleft())
+            self._end(device, waiting, problem)
 
     async def _carry_out(self, device: Device, waiting: _Waiting) -> str | None:
         """Carry out the operations one by one up to the first that fails. Returns why it failed."""
@@ -293,7 +305,7 @@ class DeviceActions:
                 self._nursery = None
                 self._queues.clear()
                 self._scopes.clear()
-                self._waiting = 0
+                self._waiting_of.clear()
 
     def statistics(self) -> DeviceActionStatistics:
-        return DeviceActionStatistics(self._waiting, self._done, self._failed)
+        return DeviceActionStatistics(self._waiting_of.total(), self._done, self._failed)

@@ -226,6 +226,26 @@ async def test_that_wait_are_bounded(
     )
 
 
+async def test_that_wait_are_bounded_for_each_user(
+    fleet: Fleet,
+    session: FakeSession,
+    services: Services,
+    ends: Ends,
+    autojump_clock: MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("broker.device_management.device_actions._WAITING_OF_USER", 2)
+    session.sleep()
+    for _ in range(3):
+        await act(services, fleet, {"name": "setOn"})
+    assert await ends.wait(1) == ["DeviceActionFailed"]
+    assert shown(fleet)[-1] == ("setOn", "failed", "Too many Actions wait for devices of the user, or of all.")
+    session.is_awake.set()
+    await ends.wait(3)
+    await act(services, fleet, {"name": "setOn"})  # none waits any more
+    assert (await ends.wait(4))[-1] == "DeviceActionDelivered"
+
+
 @each_row(
     ("operation", "field"),
     [
