@@ -39,12 +39,14 @@ def no_fence(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def a_sequence_instead_of_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lock of the log ends when positions are given, and not with the commit of their rows."""
+    """The lock of the log ends when positions are given, and not with the commit of their rows. The commits take
+    different times, so that a later position often comes first."""
     of_mutant = postgresql._GIVEN_BEHIND_THE_FENCE.replace("pg_advisory_xact_lock", "pg_advisory_lock")
     ends = " AS told FROM locked)"
     assert of_mutant != postgresql._GIVEN_BEHIND_THE_FENCE
     assert of_mutant.endswith(ends)
-    unlocked = f" AS told, pg_advisory_unlock({LOG_LOCK}) AS unlocked, pg_sleep(0.002)::text AS slept FROM locked)"
+    slept = "pg_sleep(0.02 * random())::text AS slept"
+    unlocked = f" AS told, pg_advisory_unlock({LOG_LOCK}) AS unlocked, {slept} FROM locked)"
     monkeypatch.setattr(postgresql, "_GIVEN_BEHIND_THE_FENCE", of_mutant.removesuffix(ends) + unlocked)
 
 
