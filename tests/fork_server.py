@@ -22,6 +22,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Final, Never
@@ -32,6 +33,8 @@ from tests import leaks, opened_stores
 _COMMANDS = ("serve", "provision", "user", "rule", "device_types", "monetization", "audit", "statistics", "demo")
 _REQUEST_BYTES = 1 << 17
 _NUMBER_BYTES = 12
+#: A variable that names a module which the command imports before it begins.
+FIRST: Final = "TESTS_FIRST_IMPORT"
 _REPORT = 3  # the descriptors of a request: standard input, output and error, and the socket for the report
 
 
@@ -144,8 +147,6 @@ def running(environment: Mapping[str, str]) -> ForkServer | None:
 
 def _serve(requests: socket.socket) -> None:
     """Fork for each request, until the tests end."""
-    from importlib import import_module
-
     import trio
     from argon2.profiles import CHEAPEST
 
@@ -241,6 +242,8 @@ def _become(request: bytes, descriptors: Sequence[int]) -> None:
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = arguments
+    for module in filter(None, [os.environ.pop(FIRST, "")]):
+        import_module(module)
     sys.stdin, sys.stdout, sys.stderr = (
         open(number, mode, encoding="utf-8", buffering=1, closefd=False)  # noqa: SIM115 - a descriptor
         for number, mode in enumerate(("r", "w", "w"))

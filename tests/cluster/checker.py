@@ -14,14 +14,17 @@ from typing import Final, NamedTuple
 HELD_UP_SECONDS: Final = 3.0
 #: What a busy machine may add to a time.
 BUSY_SECONDS: Final = 3.0
+#: One client alone makes changes: so long it waits for a node that stands still, before it asks another one.
+CHANGE_SECONDS: Final = 2.0
 
 
 class Event(NamedTuple):
     """What a client did or saw at a time of `time.monotonic`.
 
     `what`: `connected`, `sent`, `acknowledged`, `refused`, `closed`; `received` by a live feed, `notified` by a
-    callback, whose notification `text` is; `read` or `missing` by REST on a node after the acknowledgement; `used`: a
-    request is about to be sent with the device token `text`; `revoked`: that has ended. `text` of `refused` is why.
+    callback, whose notification `text` is; `read` or `missing` by REST on a node after the acknowledgement; `changed`:
+    a work, which is no message, has ended; `used`: a request is about to be sent with the device token `text`;
+    `revoked`: that has ended. `text` of `refused` is why.
     `link` is the number of the connection, and grows with each one of a device.
     """
 
@@ -225,14 +228,15 @@ def _held_up(record: Record, _tables: Tables) -> Predicate:
     for span in record.spans:
         if span.kind != "pause":
             continue
-        times = [
-            one.at
-            for one in record.of("acknowledged")
-            if one.node not in span.nodes and span.begun <= one.at <= span.ended
-        ]
-        gaps = [after - before for before, after in pairwise([span.begun, *sorted(times), span.ended])]
-        if max(gaps) > HELD_UP_SECONDS + BUSY_SECONDS:
-            yield f"R11: nobody was acknowledged for {max(gaps):.1f} s by the others ({span.name})"
+        for what, waited in (("acknowledged", 0.0), ("changed", CHANGE_SECONDS)):
+            if not record.of(what):
+                continue
+            times = [
+                one.at for one in record.of(what) if one.node not in span.nodes and span.begun <= one.at <= span.ended
+            ]
+            gaps = [after - before for before, after in pairwise([span.begun, *sorted(times), span.ended])]
+            if max(gaps) > HELD_UP_SECONDS + BUSY_SECONDS + waited:
+                yield f"R11: nothing was {what} for {max(gaps):.1f} s by the others ({span.name})"
 
 
 PREDICATES: Final = {

@@ -54,7 +54,7 @@ class Client(threading.Thread):
 
     def note(self, what: str, number: int, node: Node, link: int = 0, text: str = "") -> None:
         at = time.monotonic()
-        if what == "acknowledged":
+        if what in {"acknowledged", "changed"}:
             self.last_acknowledged = at
         self.record.events.append(Event(at, what, self.device, number, node.name, link, text))
 
@@ -285,6 +285,39 @@ class Revoked(Requests):
             self.note("acknowledged", number, node)
 
 
+class Changes(Client):
+    """Changes its device's name on a node, by httpx, and reads it on another one."""
+
+    def __init__(self, nodes: Sequence[Node], record: Record, device: int, seed: float) -> None:
+        super().__init__(nodes, record, device, seed)
+        self._doubtful = set[str]()  # changes without an answer, which may come later
+
+    def talk(self, node: Node, link: int) -> None:
+        path = f"/v1.1/devices/{device_id(self.device)}"
+        other = self.chance.choice([one for one in self.nodes if one is not node])
+        with httpx.Client(headers=bearer(USER_TOKEN), timeout=ANSWER_SECONDS) as user:
+            for _ in range(self.chance.randint(1, 5)):
+                if self.over.is_set():
+                    return
+                self.number += 1
+                name = f"Light {self.number}"
+                self._doubtful.add(name)
+                try:
+                    changed = user.put(f"http://127.0.0.1:{node.http}{path}", json={"name": name})
+                except httpx.HTTPError as error:
+                    raise RefusedError("closed") from error
+                if changed.status_code != 200:
+                    raise RefusedError(str(changed.status_code))
+                self._doubtful.discard(name)
+                self.note("changed", self.number, node, link)
+                with suppress(httpx.HTTPError):
+                    found = user.get(f"http://127.0.0.1:{other.http}{path}")
+                    if found.status_code == 200:
+                        is_there = found.json()["data"]["name"] in {name, *self._doubtful}
+                        self.note("read" if is_there else "missing", self.number, other)
+                self.over.wait(0.05)
+
+
 class Coap(Client):
     """aiocoap."""
 
@@ -343,18 +376,22 @@ class Feed(threading.Thread):
 class Callback:
     """A receiver of notifications, by the server of the standard library."""
 
-    def __init__(self, record: Record, nodes: Sequence[Node], devices: Sequence[int]) -> None:
+    def __init__(self, record: Record, devices: Sequence[int]) -> None:
         of, subscribed = {device_id(device): device for device in devices}, self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 told: dict[str, Any] = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                if subscribed.hangs.is_set():
+                    subscribed.hung += 1
+                    subscribed.goes_on.wait(ANSWER_SECONDS * 30)
+                    return
                 if "nonce" in told:
                     subscribed.nonce = told
                 for row in told.get("data", ()):
                     number = row["data"]["intensity"]
                     event = Event(time.monotonic(), "notified", of[row["sdid"]], number, "", 0, told["id"])
-                    record.events.append(event)
+                    subscribed.record.events.append(event)
                 self.send_response(200)
                 self.send_header("Content-Length", "0")
                 self.end_headers()
@@ -362,8 +399,10 @@ class Callback:
             def log_message(self, *_: object) -> None:
                 """Nothing."""
 
+        self.record = record
         self.nonce: dict[str, Any] | None = None
-        self._nodes = nodes
+        #: While this is set, a notification gets no answer, and is not noted.
+        self.hangs, self.goes_on, self.hung = threading.Event(), threading.Event(), 0
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
@@ -372,5 +411,6 @@ class Callback:
         return f"http://localhost:{self._server.server_port}/"
 
     def close(self) -> None:
+        self.goes_on.set()
         self._server.shutdown()
         self._server.server_close()

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from tempfile import mkdtemp
@@ -21,8 +21,9 @@ import psycopg
 
 from storage.engines.postgresql_target import Target
 from storage.sql import StoreError
+from tests.cluster import mutants
 from tests.cluster.checker import Epoch, Record, Span, StoredRow, Tables
-from tests.cluster.clients import Callback, Client, Coap, Feed, Paho, PahoTwice, Requests, Revoked, WebSocket
+from tests.cluster.clients import Callback, Changes, Client, Coap, Feed, Paho, PahoTwice, Requests, Revoked, WebSocket
 from tests.cluster.node import Node, wait_until
 from tests.cluster.wrong_clock import WrongClock
 from tests.cutting_proxy import CuttingProxy
@@ -39,6 +40,7 @@ from tests.daemon import (
     write_world,
 )
 from tests.faults.machine import environment
+from tests.fork_server import FIRST
 from tests.postgresql import Server
 
 PATIENCE_SECONDS: Final = 3.0
@@ -46,7 +48,7 @@ PATIENCE_SECONDS: Final = 3.0
 WAIT_SECONDS: Final = 60.0
 _FENCED: Final = 5
 _NODES: Final = ("a", "b", "c")
-_KINDS: Final[Sequence[type[Client]]] = (Paho, PahoTwice, WebSocket, Requests, Coap, Revoked)
+_KINDS: Final[Sequence[type[Client]]] = (Paho, PahoTwice, WebSocket, Requests, Coap, Revoked, Changes)
 #: The device whose messages trigger the rule and go to the callback, and the one that the rule's Actions go to.
 _SOURCE: Final = _KINDS.index(Requests)
 _SINK: Final = "ee" * 16
@@ -101,13 +103,20 @@ class ClusterWorld:
         self.clocks: dict[str, WrongClock] = {}
         self.restarts: Counter[str] = Counter()
         self.unwanted = set[str]()  # these nodes are not to be started again
-        self.clients = [
-            kind(self.nodes, self.record, number, self.chance.random()) for number, kind in enumerate(_KINDS)
-        ]
-        self.feeds = [Feed(node, self.record, range(len(_KINDS))) for node in self.nodes]
-        self.callback = Callback(self.record, self.nodes, range(len(_KINDS)))
+        self.callback = Callback(self.record, range(len(_KINDS)))
         self.over = threading.Event()
         self.problems: list[str] = []
+        self._begun_behind = 0  # the position before the history
+        self._new_clients([0] * len(_KINDS))
+
+    def _new_clients(self, numbers: Sequence[int]) -> None:
+        """`numbers`: what each has sent before."""
+        self.clients = [
+            kind(self.nodes, self.record, device, self.chance.random()) for device, kind in enumerate(_KINDS)
+        ]
+        for client, number in zip(self.clients, numbers, strict=True):
+            client.number = number
+        self.feeds = [Feed(node, self.record, range(len(_KINDS))) for node in self.nodes]
 
     def new_node(self, name: str, folder: str) -> Node:
         """A daemon behind the proxy of its name, which does not run yet."""
@@ -127,13 +136,14 @@ class ClusterWorld:
 
     def begin(self, *, skewed: bool = False) -> None:
         """`skewed`: the clocks of the nodes can be set."""
+        if not skewed:
+            (mutants_ := self.folder / "mutants").mkdir()
+            self._environment = {FIRST: mutants.__name__, mutants.FOLDER: str(mutants_)}
         for node in self.nodes:
-            with ExitStack() as held:
-                if skewed:
-                    (folder := self.folder / f"clock-{node.name}").mkdir()
-                    self.clocks[node.name] = clock = WrongClock(folder)
-                    held.enter_context(environment(clock.environment))
-                node.begin()
+            if skewed:
+                (folder := self.folder / f"clock-{node.name}").mkdir()
+                self.clocks[node.name] = WrongClock(folder)
+            self._begin(node)
         for node in self.nodes:
             node.daemon.wait_ready()
         for run in (self._supervise, self._look_at_leases):
@@ -143,6 +153,34 @@ class ClusterWorld:
         self._make_rule_and_subscription()
         for client in self.clients:
             client.start()
+
+    def _begin(self, node: Node) -> None:
+        """Start its daemon: with a clock that can be set, or as one that can be a mutant."""
+        clock = self.clocks.get(node.name)
+        with environment(clock.environment if clock is not None else self._environment):
+            node.begin()
+
+    def begin_again(self) -> None:
+        """A new history of the same nodes, whose clients have ended."""
+        rows, source = self._rows(), self.clients[_SOURCE]
+        self._begun_behind = rows[-1].position
+        self.record = self.callback.record = Record(patience=PATIENCE_SECONDS, rule=(_SOURCE, source.number + 1))
+        self.record.called[_SOURCE] = source.number + 1
+        self._new_clients([client.number for client in self.clients])
+        for one in (*self.feeds, *self.clients):
+            one.start()
+
+    @contextmanager
+    def mutated(self, *names: str) -> Iterator[None]:
+        """Until the block ends, the daemons are these mutants."""
+        files = [self.folder / "mutants" / name for name in names]
+        for file in files:
+            file.touch()
+        try:
+            yield
+        finally:
+            for file in files:
+                file.unlink(missing_ok=True)
 
     def _supervise(self) -> None:
         """As systemd: start a daemon that has ended again, unless another one has its name."""
@@ -155,10 +193,7 @@ class ClusterWorld:
                     last = "\n".join(node.log().splitlines()[-40:])
                     self.problems.append(f"node {node.name} has ended with status {status}:\n{last}")
                 self.restarts[node.name] += 1
-                with ExitStack() as held:
-                    if node.name in self.clocks:
-                        held.enter_context(environment(self.clocks[node.name].environment))
-                    node.begin()
+                self._begin(node)
 
     def _look_at_leases(self) -> None:
         """Note each epoch of each lease, as far as it is seen ten times a second."""
@@ -172,6 +207,18 @@ class ClusterWorld:
                             known.add(one)
                             self.record.epochs.append(one)
             self.over.wait(0.2)
+
+    def holder(self, lease: str) -> Node:
+        """The node that has the lease of a worker."""
+        found = list[Node]()
+
+        def is_held() -> bool:
+            rows = self._query("SELECT node FROM lease WHERE name = %s AND until <> 0", lease)
+            found[:] = [node for node in self.nodes if (node.name,) in rows]
+            return bool(found)
+
+        wait_until(is_held, f"somebody has the lease {lease}", WAIT_SECONDS)
+        return found[0]
 
     def ask(self, method: str, path: str, *, token: str = USER_TOKEN, **body: Any) -> Any:
         """Of any node that answers."""
@@ -212,7 +259,7 @@ class ClusterWorld:
             until = time.monotonic() + 1
             while time.monotonic() < until:
                 notified = {one.number for one in self.record.of("notified")}
-                if source.number in notified and source.number in self._effects():
+                if source.number in notified and source.number in self.effects():
                     return True
                 time.sleep(0.02)
             return False
@@ -246,7 +293,7 @@ class ClusterWorld:
         with self.target.connect(name="tests") as connection:
             return connection.execute(sql.encode(), values).fetchall()
 
-    def _effects(self) -> list[int]:
+    def effects(self) -> list[int]:
         rows = self._query(
             "SELECT a.data::json #>> '{actions,0,parameters,number}' FROM action AS a"
             " JOIN device AS d ON d.key = a.device WHERE d.id = %s ORDER BY a.position",
@@ -258,11 +305,12 @@ class ClusterWorld:
         of = {device_id(device): device for device in range(len(_KINDS))}
         rows = self._query(
             "SELECT m.position, d.id, (m.data::json ->> 'intensity')::bigint FROM message AS m"
-            " JOIN device AS d ON d.key = m.device ORDER BY m.position"
+            " JOIN device AS d ON d.key = m.device WHERE m.position > %s ORDER BY m.position",
+            self._begun_behind,
         )
         return [StoredRow(position, of[id_], number) for position, id_, number in rows if id_ in of]
 
-    def end(self) -> Tables:
+    def end(self, *, patience_seconds: float = 30.0) -> Tables:
         """Have the clients end, wait for what is to come, and return what is stored."""
         for client in self.clients:
             client.over.set()
@@ -271,7 +319,7 @@ class ClusterWorld:
         first = self.record.rule[1] if self.record.rule else 0
         rows = self._rows()
         due = Counter(row.number for row in rows if row.device == _SOURCE and row.number >= first)
-        _patiently(lambda: Counter(number for number in self._effects() if number >= first) == due, 20)
+        _patiently(lambda: Counter(number for number in self.effects() if number >= first) == due, patience_seconds)
 
         def all_came() -> bool:
             notified = {one.number for one in self.record.of("notified") if one.device == _SOURCE}
@@ -284,14 +332,14 @@ class ClusterWorld:
                 self.ask("POST", f"/subscriptions/{self._subscription}/deliveries/replay", json=replay)
             return False
 
-        _patiently(all_came, 30)
+        _patiently(all_came, patience_seconds)
         facts = [number for (number,) in self._query("SELECT number FROM fact ORDER BY number")]
         _patiently(lambda: all(heard == facts[-1:] for heard in map(_heard, self.nodes)), 10)
         facts = [number for (number,) in self._query("SELECT number FROM fact ORDER BY number")]
         heard = {node.name: number for node in self.nodes for number in _heard(node)}
         for feed in self.feeds:
             feed.over.set()
-        return Tables(self._rows(), self._effects(), facts, heard)
+        return Tables(self._rows(), self.effects(), facts, heard)
 
     def stall(self, begun: float, ended: float, nodes: Sequence[str] | None = None) -> float:
         """The longest time in which nobody was acknowledged, by these nodes or any."""
