@@ -18,6 +18,7 @@ _KEPT_ONCE: Final = (
     "device_share",
     "property_set",
     "device_task",
+    "lwm2m_action",
     "task_history",
     "scene_device",
     "model_device",

@@ -87,6 +87,7 @@ PLACES: Final[Mapping[str, tuple[str, ...]]] = {
         "_Places.one _users",
     ),
     "Looked at again after the wait, and nothing is awaited from there to the write": (
+        "DeviceActions.save _saved",
         "DeviceWork._update _updates",
         "Overhead._take_turn _is_taken",
         "Reader._catch_up _behind",

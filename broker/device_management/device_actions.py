@@ -1,13 +1,17 @@
 """Actions that are operations of LWM2M: Write and Execute on the registered device (reference 18.7).
 
-They are carried out one after the other, in the order of the log, and wait while the device sleeps. They are in memory:
-a device without a registration gets none (reference 9.1), and what waits ends with the daemon.
+They are carried out one after the other, in the order of the log, and wait while the device sleeps. A device without a
+registration gets none (reference 9.1). An Action that waits is a row of the store, so a restart goes on with it. A kill
+may come between the commit of an Action and the commit of its row: the saved position finds such Actions.
 """
 
 from collections import Counter, OrderedDict, deque
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
+from math import inf
 from typing import Any, Final
 
 import msgspec
@@ -40,9 +44,14 @@ from broker.facts import (
     FactPhase,
 )
 from broker.limits.quotas import Quotas
+from broker.loops import Loop
+from broker.messages.history import MessageHistory
 from config.limits import LWM2M_ACTION_SECONDS, LWM2M_ACTIONS_KEPT, LWM2M_ACTIONS_WAITING
-from storage.keys import DeviceKey, Milliseconds
-from storage.sql import StoreError
+from storage.database import Transaction
+from storage.keys import DeviceKey, Milliseconds, Position
+from storage.lwm2m_actions import UnendedActionRecord
+from storage.records import ActionRow
+from storage.sql import StoreDamagedError, StoreError
 
 _WAITING_IN_ALL: Final = 10_000
 _WAITING_OF_USER: Final = 1_000
@@ -50,8 +59,16 @@ _DEVICES_SHOWN: Final = 2_000
 _ATTEMPTS: Final = 3  # of a Write to a device that sleeps again before it answers
 #: A device that registers again has its properties read before its Actions go on.
 _AGAIN_SECONDS: Final = 300
+_CONSUMER: Final = "lwm2m actions"
+_SAVE_SECONDS: Final = 5.0
+_ROW_BYTES: Final = 100
+_INTERRUPTED: Final = "The service ended before the device had answered."
 _decode: Final = msgspec.json.Decoder(dict[str, Any]).decode
 _log = structlog.get_logger(__name__)
+
+
+class _UnfitValueError(Exception):
+    """The Action has no value that its resource can have. The text is a sentence."""
 
 
 class ActionState(StrEnum):
@@ -78,11 +95,15 @@ class DeviceActionStatistics(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """One Action message, with those of its Actions that are operations. `owner`: of the device when it came."""
+    """One Action message, with those of its Actions that are operations. `owner`: of the device when it came.
+
+    `step` is the number of operations that have ended; an Execute counts from its beginning.
+    """
 
     owner: str
     action: Action
     calls: tuple[tuple[str, ResourceOperation, dict[str, Any]], ...]
+    step: int = 0
 
     @property
     def name(self) -> str:
@@ -92,9 +113,16 @@ class _Waiting:
 class DeviceActions:
     """Actions for registered devices. `quotas` charges what is taken for delivery; None: nothing is charged."""
 
-    def __init__(self, core: Core, devices: Devices, objects: ObjectMap, quotas: Quotas | None) -> None:
-        self._clock, self._router = core.clock, core.router
-        self._devices, self._objects, self._quotas = devices, objects, quotas
+    def __init__(
+        self, core: Core, devices: Devices, objects: ObjectMap, history: MessageHistory, quotas: Quotas | None
+    ) -> None:
+        self._database, self._clock, self._router = core.database, core.clock, core.router
+        self._devices, self._objects, self._history, self._quotas = devices, objects, history, quotas
+        lwm2m = core.settings.lwm2m
+        self._is_on = any((lwm2m.dtls_bind, lwm2m.tls_bind, lwm2m.tcp_bind))
+        self._last = self._saved = Position(0)
+        #: Devices with Actions of the last run, that have not registered in this one.
+        self._not_back: set[DeviceKey] = set()
         self._sessions: dict[DeviceKey, ManagedSession] = {}
         self._changed: dict[DeviceKey, trio.Event] = {}
         self._queues: dict[DeviceKey, deque[_Waiting]] = {}
@@ -111,6 +139,7 @@ class DeviceActions:
 
     def connected(self, session: ManagedSession) -> None:
         self._sessions[session.device.key] = session
+        self._not_back.discard(session.device.key)
         self._wake(session.device.key)
 
     def session_of(self, device: DeviceKey) -> ManagedSession | None:
@@ -130,25 +159,22 @@ class DeviceActions:
     def _gone(self, fact: DeviceDeleted | DeviceHandedOver) -> None:
         """The device has no owner, or another one, who did not send what waits."""
         self._ended.pop(fact.device, None)
+        self._not_back.discard(fact.device)
         if (scope := self._scopes.get(fact.device)) is not None:
             scope.cancel()
 
     # Actions
 
     def _stored(self, fact: ActionStored) -> None:
+        if self._nursery is None:
+            return
+        self._last = max(self._last, fact.action.position)
         session = self._sessions.get(fact.destination)
-        if session is None or not fact.is_sent or self._nursery is None:
-            return
-        device, action = session.device, fact.action
-        operations = device.manifest.manifest.operations
-        if not operations:
-            return
-        calls = tuple(
-            (one["name"], operations[one["name"]], one.get("parameters") or {})
-            for one in _decode(action.data)["actions"]
-            if one["name"] in operations
-        )
-        if calls:
+        if session is not None and fact.is_sent:
+            self._offer(session.device, fact.action)
+
+    def _offer(self, device: Device, action: Action) -> None:
+        if calls := _calls_of(device, action.data):
             self._take(device, _Waiting(device.owner_id, action, calls))
 
     def _take(self, device: Device, waiting: _Waiting) -> None:
@@ -164,6 +190,14 @@ class DeviceActions:
                 self._end(device, waiting, "The quota of the organization or of the device is used up.")
                 return
             self._quotas.delivered(device, waiting.action)
+        position = waiting.action.position
+        record = UnendedActionRecord(position, device.key, device.owner, 0)
+        self._database.write_nowait(partial(_begin, record), size=_ROW_BYTES)
+        self._saved = max(self._saved, position)
+        self._wait(device, waiting)
+
+    def _wait(self, device: Device, waiting: _Waiting) -> None:
+        queue = self._queues.get(device.key)
         self._waiting_of[waiting.owner] += 1
         if queue is not None:
             queue.append(waiting)
@@ -177,6 +211,8 @@ class DeviceActions:
         with trio.CancelScope() as scope:
             self._scopes[device.key] = scope
             await self._serve_all(device, queue)
+        if queue:  # the device is gone, or its owner
+            self._database.write_nowait(lambda tx: tx.lwm2m_actions.end_of_device(device.key), size=_ROW_BYTES)
         for waiting in queue:
             self._left(waiting)
         del self._queues[device.key], self._scopes[device.key]
@@ -190,44 +226,60 @@ class DeviceActions:
         while queue:
             problem: str | None = "The device was not heard in time."
             try:
-                with trio.move_on_after(LWM2M_ACTION_SECONDS):
+                with trio.move_on_after(self._seconds_left(queue[0])):
                     problem = await self._carry_out(device, queue[0])
             except Exception:  # noqa: BLE001 - a bug in one Action must not end those of others
                 _log.exception("device_action_failed", device=device.id, mid=queue[0].action.mid)
                 problem = "The service made a mistake, which its log has."
             self._left(waiting := queue.popleft())
+            ended = [waiting.action.position]
+            self._database.write_nowait(partial(_end, ended), size=_ROW_BYTES)
             self._end(device, waiting, problem)
+
+    def _seconds_left(self, waiting: _Waiting) -> float:
+        """How long an Action may wait. The clock may have been set since it came."""
+        passed = (self._clock.now_ms() - waiting.action.cts) / 1000
+        return min(max(0.0, LWM2M_ACTION_SECONDS - passed), LWM2M_ACTION_SECONDS)
 
     async def _carry_out(self, device: Device, waiting: _Waiting) -> str | None:
         """Carry out the operations one by one up to the first that fails. Returns why it failed."""
-        for name, operation, parameters in waiting.calls:
+        if waiting.step and waiting.calls[waiting.step - 1][1].is_execute:  # begun by the last run
+            return _said(waiting, waiting.calls[waiting.step - 1][0], _INTERRUPTED)
+        while waiting.step < len(waiting.calls):
+            name, operation, parameters = waiting.calls[waiting.step]
             try:
-                problem = await self._operate(device.key, operation, parameters)
+                problem = await self._operate(device.key, waiting, operation, parameters)
             except DeviceRefusedError as error:
                 problem = f"The device refused the operation on {address_text(operation.path)}: {error.code}."
             except UnreadableAnswerError as error:
                 problem = error.reason
+            except StoreError:
+                problem = "The service could not store that it begins."
             if problem is not None:
-                return problem if len(waiting.calls) == 1 else f"{name}: {problem}"
+                return _said(waiting, name, problem)
+            waiting.step += 1
+            if not operation.is_execute and waiting.step < len(waiting.calls):
+                self._database.write_nowait(partial(_set_step, waiting.action.position, waiting.step), size=_ROW_BYTES)
         return None
 
-    async def _operate(self, device: DeviceKey, operation: ResourceOperation, parameters: dict[str, Any]) -> str | None:
-        value: Any = operation.value
-        if operation.parameter is not None:
-            value = parameters.get(operation.parameter)
-            if not isinstance(value, bool | int | float | str):
-                return f"The Action has no value of the parameter {operation.parameter}."
-        described = self._objects.described(operation.path)
-        if not operation.is_execute and described is not None:
-            try:
-                value = value_of(value, described.type)
-            except ValueError:
-                where = address_text(operation.path)
-                return f"{where} is {described.type.value}, and the Action has another value."
-        attempts = 0
+    async def _operate(
+        self, device: DeviceKey, waiting: _Waiting, operation: ResourceOperation, parameters: dict[str, Any]
+    ) -> str | None:
+        try:
+            value = False if operation.is_execute else self._value_of(operation, parameters)
+        except _UnfitValueError as error:
+            return str(error)
+        attempts, is_begun = 0, False
         while True:
             if (session := await self._session(device)) is None:
                 return "The registration of the device has ended."
+            if operation.is_execute and not is_begun:
+                await session.wait_awake()
+                if session.is_over:
+                    continue
+                # An Execute whose end is not known is not sent again: that it begins is stored before it is sent.
+                await self._database.write(partial(_set_step, waiting.action.position, waiting.step + 1))
+                is_begun = True
             try:
                 if operation.is_execute:
                     await session.execute(operation.path)
@@ -245,9 +297,24 @@ class DeviceActions:
             else:
                 return None
 
+    def _value_of(self, operation: ResourceOperation, parameters: dict[str, Any]) -> Any:
+        """Raises _UnfitValueError."""
+        value: Any = operation.value
+        if operation.parameter is not None:
+            value = parameters.get(operation.parameter)
+            if not isinstance(value, bool | int | float | str):
+                raise _UnfitValueError(f"The Action has no value of the parameter {operation.parameter}.")
+        if (described := self._objects.described(operation.path)) is None:
+            return value
+        try:
+            return value_of(value, described.type)
+        except ValueError as error:
+            where = address_text(operation.path)
+            raise _UnfitValueError(f"{where} is {described.type.value}, and the Action has another value.") from error
+
     async def _session(self, device: DeviceKey) -> ManagedSession | None:
         """The registration of the device; the next one, when it has ended a moment ago. None: there is none."""
-        with trio.move_on_after(_AGAIN_SECONDS):
+        with trio.move_on_after(inf if device in self._not_back else _AGAIN_SECONDS):
             while (found := self._sessions.get(device)) is None or found.is_over:
                 event = self._changed.setdefault(device, trio.Event())
                 try:
@@ -285,8 +352,12 @@ class DeviceActions:
     def shown(self, device: Device) -> list[ShownAction]:
         """The Actions that wait and the last that have ended, the newest first."""
         session = self._sessions.get(device.key)
-        is_asleep = session is not None and session.is_asleep
-        text = "The device sleeps, and gets it when it is heard again." if is_asleep else "The device gets it next."
+        if session is None:
+            text = "The device gets it with its next registration."
+        elif session.is_asleep:
+            text = "The device sleeps, and gets it when it is heard again."
+        else:
+            text = "The device gets it next."
         waiting = [
             ShownAction(one.action.mid, one.name, one.action.cts, ActionState.WAITING, text)
             for one in self._queues.get(device.key, ())
@@ -298,14 +369,101 @@ class DeviceActions:
     async def run_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            task_status.started()
             try:
-                await trio.sleep_forever()
+                await self._resume()
+                task_status.started()
+                await Loop(self.save, every=_SAVE_SECONDS, failure="lwm2m_actions_not_saved").run()
             finally:
                 self._nursery = None
                 self._queues.clear()
                 self._scopes.clear()
+                self._not_back.clear()
                 self._waiting_of.clear()
+
+    async def _resume(self) -> None:
+        """Go on with the Actions that have not ended when the last run did. Their deliveries are charged already."""
+        found = await self._database.read(partial(_unended, is_on=self._is_on))
+        self._last, self._saved = found.head, found.saved
+        ended = list[Position]()
+        for record in found.records:
+            row, device = found.rows.get(record.position), await self._device(record.device)
+            calls = () if row is None or device is None else _calls_of(device, row.data)
+            if row is None or device is None or device.owner != record.owner or not calls:
+                ended.append(record.position)
+                continue
+            action = await self._history.action_view(row, device)
+            self._not_back.add(device.key)
+            self._wait(device, _Waiting(device.owner_id, action, calls, min(record.step, len(calls))))
+        for row in found.later:
+            if (device := await self._device(row.device)) is not None:
+                self._not_back.add(device.key)
+                self._offer(device, await self._history.action_view(row, device))
+        if ended:
+            self._database.write_nowait(partial(_end, ended))
+        await self.save()
+
+    async def _device(self, key: DeviceKey) -> Device | None:
+        try:
+            return await self._devices.get(key)
+        except DeviceNotFound:
+            return None
+
+    async def save(self) -> None:
+        """Save the position up to which Actions are rows, have ended, or are for others. Raises StoreError."""
+        position = self._last
+        if (self._is_on or self._saved) and position > self._saved:
+            await self._database.write(lambda tx: tx.messages.set_consumer_position(_CONSUMER, position))
+            self._saved = max(self._saved, position)
 
     def statistics(self) -> DeviceActionStatistics:
         return DeviceActionStatistics(self._waiting_of.total(), self._done, self._failed)
+
+
+class _Found(msgspec.Struct, frozen=True):
+    """The rows that the last run has left, their Actions, and the Actions behind its saved position."""
+
+    saved: Position
+    head: Position
+    records: list[UnendedActionRecord]
+    rows: dict[Position, ActionRow]
+    later: list[ActionRow]
+
+
+def _unended(tx: Transaction, *, is_on: bool) -> _Found:
+    records, saved = tx.lwm2m_actions.all(), tx.messages.consumer_position(_CONSUMER)
+    rows, later = dict[Position, ActionRow](), list[ActionRow]()
+    head = max(saved, tx.messages.last_position("action"))
+    with suppress(StoreDamagedError):  # the engine has told the operator
+        rows = tx.messages.actions_at([one.position for one in records])
+        later = tx.messages.actions_after(saved, limit=_WAITING_IN_ALL) if saved and is_on else []
+    return _Found(saved, head, records, rows, later)
+
+
+def _calls_of(device: Device, data: str) -> tuple[tuple[str, ResourceOperation, dict[str, Any]], ...]:
+    """The entries of an Action message that are operations, with their parameters."""
+    operations = device.manifest.manifest.operations
+    if not operations:
+        return ()
+    return tuple(
+        (one["name"], operations[one["name"]], one.get("parameters") or {})
+        for one in _decode(data)["actions"]
+        if one["name"] in operations
+    )
+
+
+def _said(waiting: _Waiting, name: str, problem: str) -> str:
+    """Why the Action of this name failed; a message of several Actions names it."""
+    return problem if len(waiting.calls) == 1 else f"{name}: {problem}"
+
+
+def _begin(record: UnendedActionRecord, tx: Transaction) -> None:
+    tx.lwm2m_actions.put(record)
+    tx.messages.set_consumer_position(_CONSUMER, record.position)
+
+
+def _set_step(position: Position, step: int, tx: Transaction) -> None:
+    tx.lwm2m_actions.set_step(position, step)
+
+
+def _end(positions: Collection[Position], tx: Transaction) -> None:
+    tx.lwm2m_actions.end(positions)

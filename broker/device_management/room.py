@@ -56,8 +56,8 @@ async def open_device_management(
     core.life.worker("downloads", downloads.flush_forever, save=downloads.flush, statistics=downloads.statistics)
     reports = Reports(properties, messages.ingest)
     operations = Operations(objects, properties, reports)
-    actions = DeviceActions(core, devices.registry, objects, limits.charged)
-    core.life.worker("device actions", actions.run_forever, statistics=actions.statistics)
+    actions = DeviceActions(core, devices.registry, objects, messages.history, limits.charged)
+    core.life.worker("device actions", actions.run_forever, save=actions.save, statistics=actions.statistics)
     engine = ManagementEngine(core, devices.presence, configurations, properties, reports, operations, actions)
     core.life.worker(
         "tasks",

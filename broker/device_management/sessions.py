@@ -87,6 +87,9 @@ class ManagedSession(Protocol):
     def unobserved(self) -> Mapping[ResourcePath, str]:
         """Why resources of the Manifest are not observed: a sentence by path."""
 
+    async def wait_awake(self) -> None:
+        """Return when the device is awake, or the registration has ended. Raises nothing."""
+
     async def read(self, path: ResourcePath) -> Readings:
         """The values at a resource, or of all resources at an object instance."""
 

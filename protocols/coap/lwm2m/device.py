@@ -194,6 +194,11 @@ class RegisteredDevice:
 
     # --- Requests ----------------------------------------------------------------------------------------------------
 
+    async def wait_awake(self) -> None:
+        """Implements ManagedSession."""
+        while not self._is_over and self.is_asleep:
+            await self._woken.wait()
+
     async def read(self, path: ResourcePath) -> Readings:
         """Implements ManagedSession. Values of unknown types are asked for in a format that names the types."""
         if self._typed and path[0] in self._untyped and (typed := await self._read_typed(path)) is not None:

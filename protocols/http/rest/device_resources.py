@@ -51,8 +51,8 @@ class DeviceResourceCalls(RestCalls):
         on=named_device(Permission.MANAGE),
         summary="The LWM2M resources of a device",
         about="For each field with `lwm2m`, whether the device is observed for it, and why not; the Actions that wait "
-        "and the last 20 that have ended, the newest first. Actions are in memory only: a restart forgets them. For "
-        "the owner only.",
+        "and the last 20 that have ended, the newest first. A restart forgets ended Actions. For the owner "
+        "only.",
     )
     async def resources(self, device: Device) -> Data[_Resources]:
         fields = [_ResourceField(one.field, one.path, one.state, one.text) for one in self._resources.fields(device)]

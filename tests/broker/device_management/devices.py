@@ -52,6 +52,8 @@ class FakeSession:
     is_asleep: bool = False
     refuses: dict[ResourcePath, str] = field(default_factory=dict)
     unobserved: dict[ResourcePath, str] = field(default_factory=dict)
+    #: What it does, and never answers.
+    never_answers: set[ResourcePath] = field(default_factory=set)
     #: Its server finds that no value can be written.
     cannot_send: bool = False
     #: Operations in their order, such as `W /3/0/14 +01:00`.
@@ -66,6 +68,9 @@ class FakeSession:
 
     def sleep(self) -> None:
         self.is_awake = trio.Event()
+
+    async def wait_awake(self) -> None:
+        await self.is_awake.wait()
 
     async def read(self, path: ResourcePath) -> Readings:
         await self._operation("R", path)
@@ -95,6 +100,8 @@ class FakeSession:
         self.done.append(f"{letter} /{'/'.join(map(str, path))}{more}")
         if path in self.refuses:
             raise DeviceRefusedError(self.refuses[path])
+        if path in self.never_answers:
+            await trio.sleep_forever()
 
 
 class Fleet:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import trio
+from msgspec.structs import replace
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from broker.device_management.device_actions import ActionState
@@ -14,7 +15,13 @@ from broker.errors import ValidationFailed
 from broker.facts import DeviceActionDelivered, DeviceActionFact, DeviceActionFailed, DeviceHandedOver
 from broker.services import Services
 from config.limits import LWM2M_ACTIONS_WAITING
-from tests.broker.device_management.devices import FakeSession, Fleet
+from config.settings import Address, Lwm2m, Settings
+from storage.database import Transaction
+from storage.engines.sqlite import SqliteEngine
+from storage.keys import Position
+from tests.broker.device_management.devices import FakeSession, Fleet, mock_time
+from tests.builders import ServicesOpener
+from tests.factories import LIGHT_TYPE, build_world
 from tests.rows import each_row
 
 ON: Mapping[str, Any] = {"name": "setOn", "lwm2m": {"write": "/3311/0/5850", "value": True}}
@@ -284,3 +291,110 @@ async def test_what_an_operation_may_be(
     with pytest.raises(ValidationFailed) as refused:
         await services.device_types.manifests.upload(fleet.type.id, document)
     assert [one.field for one in refused.value.findings] == [field]
+
+
+@pytest.fixture
+def listening(settings: Settings, engine: SqliteEngine) -> ServicesOpener:
+    with_lwm2m = replace(settings, lwm2m=Lwm2m(dtls_bind=Address("127.0.0.1", 0)))
+    return ServicesOpener(with_lwm2m, engine, mock_time())
+
+
+async def begun(services: Services) -> Fleet:
+    await build_world(services.core.database, services.core.vault)
+    fleet = await Fleet.of(services, 1)
+    await services.device_types.manifests.upload(fleet.type.id, {"fields": [], "actions": [ON, LEVEL, REBOOT]})
+    return fleet
+
+
+async def opened_again(services: Services, fleet: Fleet) -> Fleet:
+    again = Fleet(services, await services.device_types.catalog.find(LIGHT_TYPE))
+    again.devices = [await services.devices.registry.get(fleet.devices[0].key)]
+    return again
+
+
+async def test_that_waited_at_a_stop_go_to_the_next_registration_once(
+    listening: ServicesOpener, autojump_clock: MockClock
+) -> None:
+    async with listening() as services:
+        fleet = await begun(services)
+        session = await fleet.register(fleet.devices[0])
+        await act(services, fleet, {"name": "setLevel", "parameters": {"level": 10}})
+        await Ends(services).wait(1)
+        session.sleep()
+        mid = await act(services, fleet, {"name": "setOn"}, {"name": "reboot"})
+        await act(services, fleet, {"name": "setLevel", "parameters": {"level": 40}})
+        await wait_all_tasks_blocked()
+        session.is_over = True
+    async with listening() as services:
+        fleet, ends = await opened_again(services, fleet), Ends(services)
+        text = "The device gets it with its next registration."
+        assert shown(fleet) == [("setLevel", "waiting", text), ("setOn, reboot", "waiting", text)]
+        await trio.sleep(600)  # a device in queue mode comes when its lifetime ends
+        session = await fleet.register(fleet.devices[0])
+        assert await ends.wait(2) == ["DeviceActionDelivered"] * 2
+        assert ends.facts[0].mid == mid
+        assert session.done == ["W /3311/0/5850 True", "E /3/0/4", "W /3311/0/5851 40"]
+    async with listening() as services:  # nothing is left
+        assert shown(await opened_again(services, fleet)) == []
+
+
+async def test_that_had_begun_at_a_stop_go_on_behind_it(listening: ServicesOpener, autojump_clock: MockClock) -> None:
+    async with listening() as services:
+        fleet = await begun(services)
+        session = await fleet.register(fleet.devices[0])
+        session.never_answers.add((3, 0, 4))
+        await act(services, fleet, {"name": "setOn"}, {"name": "reboot"}, {"name": "setOn"})
+        await wait_all_tasks_blocked()
+        assert session.done == ["W /3311/0/5850 True", "E /3/0/4"]
+    async with listening() as services:
+        fleet = await opened_again(services, fleet)
+        session = await fleet.register(fleet.devices[0])
+        await wait_all_tasks_blocked()
+        # Nobody knows whether the Execute was carried out: it is not repeated, and nothing follows it.
+        assert session.done == []
+        assert shown(fleet)[0][1:] == ("failed", "reboot: The service ended before the device had answered.")
+
+
+async def test_that_waited_for_a_former_owner_are_dropped(listening: ServicesOpener, autojump_clock: MockClock) -> None:
+    async with listening() as services:
+        fleet = await begun(services)
+        session = await fleet.register(fleet.devices[0])
+        session.sleep()
+        await act(services, fleet, {"name": "setOn"})
+        await act(services, fleet, {"name": "reboot"})
+        await wait_all_tasks_blocked()
+        await services.core.database.write(
+            lambda tx: tx.connection.execute("UPDATE lwm2m_action SET owner = owner + 1")
+        )
+    async with listening() as services:
+        assert shown(await opened_again(services, fleet)) == []
+        await wait_all_tasks_blocked()
+        assert await services.core.database.read(lambda tx: tx.lwm2m_actions.all()) == []
+
+
+async def test_that_a_kill_left_without_rows_are_found(listening: ServicesOpener, autojump_clock: MockClock) -> None:
+    async with listening() as services:
+        fleet = await begun(services)
+        session = await fleet.register(fleet.devices[0])
+        await act(services, fleet, {"name": "setOn"})
+        await Ends(services).wait(1)
+        saved = await services.core.database.read(lambda tx: tx.messages.consumer_position("lwm2m actions"))
+        session.sleep()
+        await act(services, fleet, {"name": "reboot"})
+        await wait_all_tasks_blocked()
+        device = fleet.devices[0].key
+    async with listening() as services:
+        pass
+
+    def kill(tx: Transaction) -> None:
+        tx.lwm2m_actions.end_of_device(device)
+        tx.messages.set_consumer_position("lwm2m actions", saved)
+
+    async with listening() as services:
+        await services.core.database.write(kill)
+        services.device_management.actions._saved = Position(2**40)  # a killed daemon saves nothing
+    async with listening() as services:
+        fleet, ends = await opened_again(services, fleet), Ends(services)
+        session = await fleet.register(fleet.devices[0])
+        assert await ends.wait(1) == ["DeviceActionDelivered"]
+        assert session.done == ["E /3/0/4"]
