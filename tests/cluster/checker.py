@@ -16,6 +16,11 @@ HELD_UP_SECONDS: Final = 3.0
 BUSY_SECONDS: Final = 3.0
 #: One client alone makes changes: so long it waits for a node that stands still, before it asks another one.
 CHANGE_SECONDS: Final = 2.0
+#: What happens so long after a fault may be due to it: the answer of a callback was lost, and it is asked again.
+DISTURBED_SECONDS: Final = 15.0
+#: Of the rule with a duration; and how much a time may differ that makes it due.
+DURATION_SECONDS: Final = 1.0
+UNSURE_SECONDS: Final = 0.2
 
 
 class Event(NamedTuple):
@@ -23,8 +28,8 @@ class Event(NamedTuple):
 
     `what`: `connected`, `sent`, `acknowledged`, `refused`, `closed`; `received` by a live feed, `notified` by a
     callback, whose notification `text` is; `read` or `missing` by REST on a node after the acknowledgement; `changed`:
-    a work, which is no message, has ended; `used`: a request is about to be sent with the device token `text`;
-    `revoked`: that has ended. `text` of `refused` is why.
+    a work, which is no message, has ended; `delivered`: an Action has come over MQTT; `used`: a request is about to be
+    sent with the device token `text`; `revoked`: that has ended. `text` of `refused` is why.
     `link` is the number of the connection, and grows with each one of a device.
     """
 
@@ -54,32 +59,71 @@ class StoredRow(NamedTuple):
 
 
 class Epoch(NamedTuple):
-    """A lease as somebody has seen it in the database."""
+    """A lease as somebody has seen it in the database at a time."""
 
     name: str
     epoch: int
     instance: str
+    at: float = 0.0
+
+
+class Count(NamedTuple):
+    """How many messages of a device a node has counted, and how many were stored before and after it was asked."""
+
+    node: str
+    before: int
+    found: int
+    after: int
+
+
+class Fold(NamedTuple):
+    """Of all messages of a device: the number, and least, highest and sum of what they say; and the latest value."""
+
+    number: int
+    least: int
+    highest: int
+    sum: int
+    latest: int
+
+
+class Period(NamedTuple):
+    """Messages of a device between which the condition of a rule with a duration held, and their times in ms."""
+
+    number: int
+    begun: int
+    ended: int
 
 
 @dataclass
 class Tables:
     """What the database has in the end. `rows`: in the order of the positions; `effects`: of the rule, for each number
-    of its source; `facts`: their numbers; `heard`: of each node, the number of the last fact that it knows."""
+    of its source; `facts`: their numbers; `heard`: of each node, the number of the last fact that it knows; `folds`:
+    of each node, of one device, and `recount`: the same from the log; `periods` of the rule with a duration, and `due`:
+    its effects; `tasks`: the states that each task went through; `actions`: to devices with a session, by device."""
 
     rows: list[StoredRow] = field(default_factory=list)
     effects: list[int] = field(default_factory=list)
     facts: list[int] = field(default_factory=list)
     heard: dict[str, int] = field(default_factory=dict)
+    folds: dict[str, Fold] = field(default_factory=dict)
+    recount: Fold | None = None
+    periods: list[Period] = field(default_factory=list)
+    due: list[int] = field(default_factory=list)
+    tasks: dict[int, list[str]] = field(default_factory=dict)
+    actions: dict[int, list[int]] = field(default_factory=dict)
 
 
 @dataclass
 class Record:
     """`rule`: the device whose messages trigger the rule, each once, from the first number on; `called`: the devices
-    whose messages the callback gets, from the first number on. `patience`: of the nodes, in seconds."""
+    whose messages the callback gets, from the first number on; `once`: the devices to which each Action comes once
+    (QoS 2), of those with a session. `patience`: of the nodes, in seconds."""
 
     events: list[Event] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     epochs: list[Epoch] = field(default_factory=list)
+    counts: list[Count] = field(default_factory=list)
+    once: set[int] = field(default_factory=set)
     rule: tuple[int, int] | None = None
     called: dict[int, int] = field(default_factory=dict)
     patience: float = 0.0
@@ -133,6 +177,31 @@ def _stored_once(record: Record, tables: Tables) -> Predicate:
     for (device, number), times in found.items():
         if times > 1:
             yield f"R2: number {number} of device {device} is stored {times} times"
+    yield from _sessions(record, tables)
+
+
+def _sessions(record: Record, tables: Tables) -> Predicate:
+    """An Action comes to an MQTT session wherever its device connects: with QoS 2 once, with QoS 1 twice only when it
+    was under way at a fault."""
+    for device, stored in tables.actions.items():
+        came: dict[int, list[float]] = defaultdict(list)
+        for one in record.of("delivered"):
+            if one.device == device:
+                came[one.number].append(one.at)
+        if missed := [number for number in stored if number not in came]:
+            yield f"R2: {len(missed)} Actions to device {device} did not come to its session, the first is {missed[0]}"
+        for number, times in came.items():
+            again = len(times) > 1 and (device in record.once or not _is_disturbed(record, times[0], times[-1]))
+            if again or number not in stored:
+                yield f"R2: Action {number} came {len(times)} times to the session of device {device}"
+
+
+def _is_disturbed(record: Record, begun: float, ended: float) -> bool:
+    """Whether there was a fault, or a lease moved, between two times, or just before them."""
+    begun -= DISTURBED_SECONDS
+    return any(span.begun <= ended and span.ended >= begun for span in record.spans) or any(
+        begun <= one.at <= ended + 1 for one in record.epochs
+    )
 
 
 def _one_connection(record: Record, tables: Tables) -> Predicate:
@@ -201,6 +270,40 @@ def _effects(record: Record, tables: Tables) -> Predicate:
     for (device, number), of_message in ids.items():
         if len(of_message) > 1:
             yield f"R7: number {number} of device {device} is in {len(of_message)} notifications"
+    yield from _told(record, tables)
+    yield from _due(tables)
+
+
+def _told(record: Record, tables: Tables) -> Predicate:
+    """The callback got the messages of a device in the order of the log, and each once, but for faults."""
+    times: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for one in record.of("notified"):
+        times[one.device, one.number].append(one.at)
+    for (device, number), all_ in times.items():
+        if len(all_) > 1 and not _is_disturbed(record, all_[0], all_[-1]):
+            yield f"R7: the callback got number {number} of device {device} {len(all_)} times, without a fault"
+    latest: dict[int, tuple[float, int]] = {}
+    for row in tables.rows:
+        if not (all_ := times.get((row.device, row.number), [])):
+            continue
+        before, number = latest.get(row.device, (0.0, 0))
+        if all_[0] < before and not _is_disturbed(record, all_[0], before):
+            when = _since(record, before)
+            yield f"R7: the callback got number {row.number} of device {row.device} before {number}{when}"
+        latest[row.device] = max(latest.get(row.device, (0.0, 0)), (all_[0], row.number))
+
+
+def _due(tables: Tables) -> Predicate:
+    """A duration that is over has its effect once, one that ended early has none; and a task is done once."""
+    done = Counter(tables.due)
+    for one in tables.periods:
+        lasted = (one.ended - one.begun) / 1000
+        is_due = lasted > DURATION_SECONDS
+        if done[one.number] != is_due and abs(lasted - DURATION_SECONDS) > UNSURE_SECONDS:
+            yield f"R7: a duration that lasted {lasted:.2f} s (number {one.number}) has {done[one.number]} effects"
+    for number, states in tables.tasks.items():
+        if states != ["REQUESTED", "QUEUED", "PROCESSING", "SUCCEEDED"]:
+            yield f"R7: task {number} went through {', '.join(states) or 'nothing'}"
 
 
 def _cut_off(record: Record, _tables: Tables) -> Predicate:
@@ -217,10 +320,16 @@ def _cut_off(record: Record, _tables: Tables) -> Predicate:
             yield f"R8: {unexplained[0].node} answered {unexplained[0].text} while it was cut off"
 
 
-def _read_elsewhere(record: Record, _tables: Tables) -> Predicate:
-    """R9: what one node acknowledged, the same client reads on any node."""
+def _read_elsewhere(record: Record, tables: Tables) -> Predicate:
+    """R9: what one node acknowledged, the same client reads on any node; and each counts what is in the log."""
     for one in record.of("missing"):
         yield f"R9: {one.node} does not show number {one.number} of device {one.device}, which was acknowledged before"
+    for count in record.counts:
+        if not count.before <= count.found <= count.after:
+            yield f"R9: {count.node} counts {count.found} messages of {count.before} to {count.after}"
+    for node, fold in tables.folds.items():
+        if fold != tables.recount:
+            yield f"R9: {node} has counted {fold}, and the log has {tables.recount}"
 
 
 def _held_up(record: Record, _tables: Tables) -> Predicate:

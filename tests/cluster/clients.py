@@ -10,8 +10,8 @@ import json
 import random
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import closing, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
 from socket import create_connection
@@ -26,11 +26,14 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 from tests.cluster.checker import Event, Record
 from tests.cluster.node import Node
-from tests.daemon import ADA, USER_TOKEN, bearer, device_id, device_token
+from tests.daemon import ADA, LIGHT_TYPE, USER_TOKEN, bearer, device_id, device_token
 
 #: A client tries another node when it has no answer for so long.
 ANSWER_SECONDS: Final = 2.0
 _PAUSE_SECONDS: Final = 0.02
+AGO_SECONDS: Final = 120
+#: A task of device management begins so long after it is made.
+TASK_SECONDS: Final = 1.0
 _links = count(1)
 
 
@@ -43,6 +46,8 @@ class Client(threading.Thread):
 
     #: How many messages it sends to a node.
     STAYS = (10, 60)
+    #: Whether it is waited for until it goes on after a fault.
+    IS_WAITED_FOR = True
 
     def __init__(self, nodes: Sequence[Node], record: Record, device: int, seed: float) -> None:
         super().__init__(name=f"{type(self).__name__}-{device}", daemon=True)
@@ -212,7 +217,8 @@ def _code(answer: str) -> str:
 
 
 class Requests(Client):
-    """http.client. Some of what is acknowledged is read on another node."""
+    """http.client. Some of what is acknowledged is read on another node. Messages are of two minutes ago: aggregates
+    have them already."""
 
     def talk(self, node: Node, link: int) -> None:  # noqa: ARG002 - a device may have many of these connections
         with closing(http.client.HTTPConnection("127.0.0.1", node.http, timeout=ANSWER_SECONDS)) as connection:
@@ -228,7 +234,8 @@ class Requests(Client):
     def post(self, connection: http.client.HTTPConnection, body: str, token: str) -> str:
         """The mid. Raises RefusedError."""
         headers = {"Authorization": f"bearer {token}", "Content-Type": "application/json"}
-        message = f'{{"sdid":"{device_id(self.device)}","data":{body}}}'
+        ts = int((time.time() - AGO_SECONDS) * 1000)
+        message = f'{{"sdid":"{device_id(self.device)}","ts":{ts},"data":{body}}}'
         connection.request("POST", "/v1.1/messages", message, headers)
         answer = connection.getresponse()
         content = answer.read()
@@ -316,6 +323,161 @@ class Changes(Client):
                         is_there = found.json()["data"]["name"] in {name, *self._doubtful}
                         self.note("read" if is_there else "missing", self.number, other)
                 self.over.wait(0.05)
+
+
+class Timed(Requests):
+    """A device of a rule with a duration: the condition holds while the latest value is above 0, for a random time."""
+
+    IS_WAITED_FOR = False
+
+    def talk(self, node: Node, link: int) -> None:  # noqa: ARG002 - as above
+        with closing(http.client.HTTPConnection("127.0.0.1", node.http, timeout=ANSWER_SECONDS)) as connection:
+            while not self.over.is_set():
+                self.number += 1
+                # It is sent on other nodes until it is acknowledged, so each period ends.
+                self._send(connection, node, -self.number)
+                self.number += 1
+                self.over.wait(0.1)
+                self._send(connection, node, self.number)
+                self.over.wait(self.chance.choice([0.4, 1.6, 2.5]))
+
+    def _send(self, connection: http.client.HTTPConnection, node: Node, number: int) -> None:
+        self.note("sent", number, node)
+        self.post(connection, json.dumps({"intensity": number}), device_token(self.device))
+        self.note("acknowledged", number, node)
+
+
+class Tasks(Client):
+    """Makes tasks of device management on a node, by httpx, which begin a moment later."""
+
+    IS_WAITED_FOR = False
+
+    def __init__(self, nodes: Sequence[Node], record: Record, device: int, seed: float) -> None:
+        super().__init__(nodes, record, device, seed)
+        #: Those that were made, by their number.
+        self.made: dict[int, str] = {}
+
+    def talk(self, node: Node, link: int) -> None:
+        with httpx.Client(headers=bearer(USER_TOKEN), timeout=ANSWER_SECONDS) as user:
+            while not self.over.is_set():
+                self.number += 1
+                wanted = {
+                    "dtid": LIGHT_TYPE,
+                    "dids": [device_id(self.device)],
+                    "taskType": "W",
+                    "property": "serverProperties.count",
+                    "taskParameters": {"value": str(self.number)},
+                    "scheduledOn": int((time.time() + TASK_SECONDS) * 1000),
+                }
+                try:
+                    made = user.post(f"http://127.0.0.1:{node.http}/v1.1/devicemgmt/tasks", json=wanted)
+                except httpx.HTTPError as error:
+                    raise RefusedError("closed") from error
+                if made.status_code != 200:
+                    raise RefusedError(str(made.status_code))
+                self.made[self.number] = made.json()["data"]["id"]
+                self.note("made", self.number, node, link)
+                self.over.wait(0.5)
+
+
+class Session(Client):
+    """A paho client with a session that outlives its connections: Actions that are sent while it is away come when it
+    connects to another node. `clean_session` is false, and the client is the same all the time, as a device's is."""
+
+    QOS = 1
+    IS_WAITED_FOR = False
+
+    def __init__(self, nodes: Sequence[Node], record: Record, device: int, seed: float) -> None:
+        super().__init__(nodes, record, device, seed)
+        #: The numbers of the Actions that were acknowledged, and those that have come.
+        self.sent, self.came = set[int](), set[int]()
+        self._now = nodes[0]
+        self._subscribed, self._lost = threading.Event(), threading.Event()
+        client = self._client = paho.Client(
+            CallbackAPIVersion.VERSION2, session_of(device), clean_session=False, reconnect_on_failure=False
+        )
+        client.username_pw_set(session_of(device), session_token(device))
+        client.connect_timeout = ANSWER_SECONDS
+        client.on_connect = self._connected
+        client.on_subscribe = lambda *_: self._subscribed.set()
+        client.on_disconnect = self._disconnected
+        client.on_message = self._came
+
+    def _connected(self, client: paho.Client, *_: object) -> None:
+        client.subscribe(f"/v1.1/actions/{session_of(self.device)}", self.QOS)
+
+    def _disconnected(self, *_: object) -> None:
+        self._lost.set()
+        self._subscribed.set()
+
+    def _came(self, _client: object, _data: object, message: paho.MQTTMessage) -> None:
+        for action in json.loads(message.payload)["actions"]:
+            number = action["parameters"]["number"]
+            self.came.add(number)
+            self.note("delivered", number, self._now)
+
+    def talk(self, node: Node, link: int) -> None:
+        with self._online(node, link):
+            self.over.wait(0.05)
+            self._send(node)
+            self.over.wait(0.1)
+        for _ in range(2):
+            self._send(self.chance.choice(self.nodes))
+
+    @contextmanager
+    def _online(self, node: Node, link: int) -> Iterator[None]:
+        self._now = node
+        self._subscribed.clear()
+        self._lost.clear()
+        self._client.connect("127.0.0.1", node.mqtt, keepalive=10)
+        self._client.loop_start()
+        try:
+            if not self._subscribed.wait(ANSWER_SECONDS) or self._lost.is_set():
+                raise RefusedError("no CONNACK")
+            self.note("connected", self.number, node, link)
+            yield
+        finally:
+            self._client.disconnect()
+            self._client.loop_stop()
+
+    def _send(self, node: Node) -> None:
+        self.number += 1
+        parameters = {"name": "count", "parameters": {"number": self.number}}
+        action = {"ddid": session_of(self.device), "type": "action", "data": {"actions": [parameters]}}
+        address = f"http://127.0.0.1:{node.http}/v1.1/actions"
+        try:
+            answer = httpx.post(address, headers=bearer(USER_TOKEN), json=action, timeout=ANSWER_SECONDS)
+        except httpx.HTTPError as error:
+            raise RefusedError("closed") from error
+        if answer.status_code != 200:
+            raise RefusedError(str(answer.status_code))
+        self.sent.add(self.number)
+
+    def end(self) -> None:
+        """Get what is due still, until nothing has come for a while."""
+        last = time.monotonic()
+        while not self.sent <= self.came and time.monotonic() < last + ANSWER_SECONDS:
+            with suppress(RefusedError, OSError), self._online(self.chance.choice(self.nodes), next(_links)):
+                number = len(self.came)
+                while not self._lost.wait(0.05) and not self.sent <= self.came:
+                    if len(self.came) > number:
+                        last, number = time.monotonic(), len(self.came)
+                    elif time.monotonic() > last + ANSWER_SECONDS:
+                        break
+        del self._client  # which closes its sockets
+
+
+class SessionOnce(Session):
+    QOS = 2
+
+
+def session_of(device: int) -> str:
+    """The id of the device with a session."""
+    return f"{0xE0000000 + device:032x}"
+
+
+def session_token(device: int) -> str:
+    return f"{0xE8000000 + device:032x}"
 
 
 class Coap(Client):

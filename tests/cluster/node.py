@@ -34,9 +34,10 @@ class Node:
         nodes: str = "one",
         settings: str = "",
         cluster: str = "",
+        mqtt: str = "",
         lease_seconds: float = LEASE_SECONDS,
     ) -> None:
-        """`nodes`: of `cluster`; `settings` and `cluster` are further lines of the configuration."""
+        """`nodes`: of `cluster`; `settings`, `cluster` and `mqtt` are further lines of the configuration."""
         folder.mkdir()
         self.name, self.url = name, url
         self.http, self.mqtt, self.coap = free_port(), free_port(), free_port()
@@ -45,7 +46,7 @@ class Node:
         shutil.copy(key, self.daemon.state / "key")
         self.daemon.config.write_text(
             f'state_dir = "{self.daemon.state}"\n[http]\nbind = "127.0.0.1:{self.http}"\n'
-            f'[mqtt]\nbind = "127.0.0.1:{self.mqtt}"\n[coap]\nbind = "127.0.0.1:{self.coap}"\n'
+            f'[mqtt]\nbind = "127.0.0.1:{self.mqtt}"\n{mqtt}[coap]\nbind = "127.0.0.1:{self.coap}"\n'
             f'[limits]\nrate_limits = "off"\nquotas = "off"\n{settings}'
             f'[storage]\nurl = "{url}"\n[cluster]\nnode = "{name}"\nnodes = "{nodes}"\n'
             f"lease_seconds = {lease_seconds}\n{cluster}",

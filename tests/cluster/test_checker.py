@@ -4,15 +4,28 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.cluster.checker import PREDICATES, Epoch, Event, Record, Span, StoredRow, Tables, problems
+from tests.cluster.checker import (
+    PREDICATES,
+    Count,
+    Epoch,
+    Event,
+    Fold,
+    Period,
+    Record,
+    Span,
+    StoredRow,
+    Tables,
+    problems,
+)
 
 _CUT = Span("cut", "cut", frozenset("a"), 10.0, 30.0)
+_FOLD = Fold(2, 1, 3, 4, 3)
 _PAUSE = Span("pause", "pause", frozenset("a"), 40.0, 60.0)
 
 
 def history() -> tuple[Record, Tables]:
-    """Device 1 goes from a to b; device 2 has the rule and the callback."""
-    record = Record(rule=(2, 1), called={2: 1}, patience=3.0)
+    """Device 1 goes from a to b; device 2 has the rule and the callback; 3 and 4 have sessions, with QoS 1 and 2."""
+    record = Record(rule=(2, 1), called={2: 1}, once={4}, patience=3.0)
     for number, (node, link) in enumerate([("a", 1), ("a", 1), ("b", 2), ("b", 2)], 1):
         record.events += [
             Event(number, "sent", 1, number, node, link),
@@ -29,10 +42,18 @@ def history() -> tuple[Record, Tables]:
         Event(20.0, "refused", 2, 2, "a", text="503"),
         *(Event(at, what, 1, 4, "b", 2) for at in range(40, 61, 2) for what in ("acknowledged", "changed")),
     ]
+    record.events += [
+        *(Event(at, "delivered", 3, 1, "b", 5) for at in (12.0, 31.0)),  # it was under way when the node was cut off
+        Event(6.0, "delivered", 4, 1, "b", 6),
+    ]
+    record.counts.append(Count("a", 1, 2, 2))
     record.spans += [_CUT, _PAUSE]
-    record.epochs += [Epoch("folds", 1, "p"), Epoch("folds", 2, "q")]
+    record.epochs += [Epoch("folds", 1, "p", 90.0), Epoch("folds", 2, "q", 91.0)]
     rows = [StoredRow(position, 1, position) for position in range(1, 5)]
-    return record, Tables([*rows, StoredRow(5, 2, 1)], [1], [1, 2], {"a": 2, "b": 2})
+    tables = Tables([*rows, StoredRow(5, 2, 1)], [1], [1, 2], {"a": 2, "b": 2}, {"a": _FOLD, "b": _FOLD}, _FOLD)
+    tables.periods, tables.due = [Period(2, 0, 900), Period(4, 2_000, 3_500), Period(6, 5_000, 6_100)], [4]
+    tables.tasks, tables.actions = {1: ["REQUESTED", "QUEUED", "PROCESSING", "SUCCEEDED"]}, {3: [1], 4: [1]}
+    return record, tables
 
 
 def a_position_twice(_record: Record, tables: Tables) -> None:
@@ -100,6 +121,57 @@ def two_notifications(record: Record, _tables: Tables) -> None:
     record.events.append(Event(5.6, "notified", 2, 1, "", text="another"))
 
 
+def a_notification_that_came_twice_without_a_fault(record: Record, _tables: Tables) -> None:
+    record.spans.clear()
+    record.events.append(Event(5.6, "notified", 2, 1, "", text="notification"))
+
+
+def notifications_out_of_order(record: Record, tables: Tables) -> None:
+    record.spans.clear()
+    record.events.append(Event(5.35, "notified", 2, 2, "", text="another"))
+    tables.rows.append(StoredRow(6, 2, 2))
+
+
+def a_duration_without_its_effect(_record: Record, tables: Tables) -> None:
+    tables.due.clear()
+
+
+def a_duration_that_ended_early(_record: Record, tables: Tables) -> None:
+    tables.periods[1] = Period(4, 2_000, 2_700)
+
+
+def a_duration_with_two_effects(_record: Record, tables: Tables) -> None:
+    tables.due.append(4)
+
+
+def a_task_that_was_done_twice(_record: Record, tables: Tables) -> None:
+    tables.tasks[1] += ["PROCESSING", "SUCCEEDED"]
+
+
+def a_task_that_nobody_begins(_record: Record, tables: Tables) -> None:
+    del tables.tasks[1][1:]
+
+
+def an_action_that_does_not_come(record: Record, tables: Tables) -> None:
+    tables.actions[3].append(2)
+
+
+def an_action_that_comes_twice(record: Record, _tables: Tables) -> None:
+    record.events.append(Event(31.0, "delivered", 4, 1, "c", 7))
+
+
+def an_action_that_comes_again_without_a_fault(record: Record, _tables: Tables) -> None:
+    record.spans.clear()
+
+
+def a_count_that_lacks_messages(record: Record, _tables: Tables) -> None:
+    record.counts.append(Count("b", 3, 2, 4))
+
+
+def a_fold_that_is_not_as_the_log(_record: Record, tables: Tables) -> None:
+    tables.folds["b"] = _FOLD._replace(sum=7)
+
+
 def an_acknowledgement_of_a_node_that_is_cut_off(record: Record, _tables: Tables) -> None:
     record.events.append(Event(12.0, "acknowledged", 1, 4, "a", 1))
 
@@ -136,6 +208,18 @@ _BREAKS: dict[Callable[[Record, Tables], None], str] = {
     an_effect_too_many: "R7",
     no_notification: "R7",
     two_notifications: "R7",
+    a_notification_that_came_twice_without_a_fault: "R7",
+    notifications_out_of_order: "R7",
+    a_duration_without_its_effect: "R7",
+    a_duration_that_ended_early: "R7",
+    a_duration_with_two_effects: "R7",
+    a_task_that_was_done_twice: "R7",
+    a_task_that_nobody_begins: "R7",
+    an_action_that_does_not_come: "R2",
+    an_action_that_comes_twice: "R2",
+    an_action_that_comes_again_without_a_fault: "R2",
+    a_count_that_lacks_messages: "R9",
+    a_fold_that_is_not_as_the_log: "R9",
     an_acknowledgement_of_a_node_that_is_cut_off: "R8",
     a_refusal_without_its_reason: "R8",
     a_message_that_another_node_does_not_show: "R9",

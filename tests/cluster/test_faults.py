@@ -6,7 +6,6 @@ nodes.
 
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +25,7 @@ pytestmark = [
 ]
 #: The rules whose break is found in what clients and the table of leases have seen; R7 needs the tables of the end.
 SEEN_AT_ONCE = ("R4", "R6", "R8", "R9", "R11")
+TRIES = 8
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_the_rules_hold_while_nodes_are_killed_paused_and_cut_off(world: Cluster
     world.goes_on()
     tables = world.end()
     assert world.problems == []
-    assert problems(world.record, tables) == []
+    assert not (found := problems(world.record, tables)), "\n".join(found)
     assert len(world.record.of("acknowledged")) > 100
     assert sum(world.restarts.values()) >= 2, "the node that was killed, and the one that was cut off for too long"
 
@@ -80,9 +80,12 @@ def test_the_checker_finds_each_rule_that_mutants_of_the_daemons_break(world: Cl
         wait_until(lambda: is_found("R6", "R9"), "something is stored and something is not read")
 
     with world.mutated(mutants.EARLY):
-        acknowledges_while_cut_off(world)
+        for _ in range(TRIES):  # a node to which a client sends just then
+            faults.cut(world, "cut off", seconds=1.5)
+            world.goes_on()
+            if is_found("R8"):
+                break
     assert is_found("R8")
-    world.goes_on()
 
     with world.mutated(mutants.NO_BOUND):
         pause_in_a_work(world, HELD_UP_SECONDS + BUSY_SECONDS + CHANGE_SECONDS + 0.5)
@@ -96,20 +99,6 @@ def test_the_checker_finds_each_rule_that_mutants_of_the_daemons_break(world: Cl
     found = problems(world.record, world.end(patience_seconds=2))
     for rule in (*(f"{name}:" for name in SEEN_AT_ONCE), "R7: the rule has", "R7: the callback did not get"):
         assert any(problem.startswith(rule) for problem in found), rule
-
-
-def acknowledges_while_cut_off(world: ClusterWorld) -> None:
-    node = world.node()
-    proxy = world.proxies[node.name]
-    with world.fault("cut off", "cut", [node]):
-        begun = time.monotonic()
-        proxy.is_closed = True
-        proxy.cut()
-        wait_until(
-            lambda: any(one.node == node.name and one.at > begun + 1 for one in world.record.of("acknowledged")),
-            "a node that is cut off acknowledges",
-        )
-    proxy.is_closed = False
 
 
 def kill_while_callbacks_wait(world: ClusterWorld) -> None:

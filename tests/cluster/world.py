@@ -22,8 +22,26 @@ import psycopg
 from storage.engines.postgresql_target import Target
 from storage.sql import StoreError
 from tests.cluster import mutants
-from tests.cluster.checker import Epoch, Record, Span, StoredRow, Tables
-from tests.cluster.clients import Callback, Changes, Client, Coap, Feed, Paho, PahoTwice, Requests, Revoked, WebSocket
+from tests.cluster.checker import DURATION_SECONDS, Count, Epoch, Fold, Period, Record, Span, StoredRow, Tables
+from tests.cluster.clients import (
+    AGO_SECONDS,
+    Callback,
+    Changes,
+    Client,
+    Coap,
+    Feed,
+    Paho,
+    PahoTwice,
+    Requests,
+    Revoked,
+    Session,
+    SessionOnce,
+    Tasks,
+    Timed,
+    WebSocket,
+    session_of,
+    session_token,
+)
 from tests.cluster.node import Node, wait_until
 from tests.cluster.wrong_clock import WrongClock
 from tests.cutting_proxy import CuttingProxy
@@ -48,11 +66,27 @@ PATIENCE_SECONDS: Final = 3.0
 WAIT_SECONDS: Final = 60.0
 _FENCED: Final = 5
 _NODES: Final = ("a", "b", "c")
-_KINDS: Final[Sequence[type[Client]]] = (Paho, PahoTwice, WebSocket, Requests, Coap, Revoked, Changes)
-#: The device whose messages trigger the rule and go to the callback, and the one that the rule's Actions go to.
+_KINDS: Final[Sequence[type[Client]]] = (
+    Paho,
+    PahoTwice,
+    WebSocket,
+    Requests,
+    Coap,
+    Revoked,
+    Changes,
+    Timed,
+    Tasks,
+    Session,
+    SessionOnce,
+)
+#: The device whose messages trigger the rule and go to the callback, that of the rule with a duration, and the one that
+#: the rules' Actions go to.
 _SOURCE: Final = _KINDS.index(Requests)
+_TIMED: Final = _KINDS.index(Timed)
+_SESSIONS: Final = (_KINDS.index(Session), _KINDS.index(SessionOnce))
 _SINK: Final = "ee" * 16
 _SETTINGS: Final = "[outbound]\nallow_private_addresses = true\n"
+_MQTT: Final = 'persistent_sessions = "on"\n'
 #: As operators have it: a commit waits for the disk.
 _DURABLE: Final = ("fsync=on", "full_page_writes=on", "max_wal_size=256MB", "checkpoint_timeout=5min")
 _SINK_TYPE: Final = f"""
@@ -68,16 +102,19 @@ application = "Dashboard"
 device_type = "example.sink"
 permissions = ["READ", "WRITE"]
 
+"""
+_SINK_DEVICE: Final = """
 [[devices]]
-id = "{_SINK}"
-owner = "{ADA_EMAIL}"
+id = "{id}"
+owner = "{owner}"
 type = "example.sink"
 name = "Sink"
-token = "{"ef" * 16}"
+token = "{token}"
 """
 _SINK_MANIFEST: Final = (
     '{"fields":[{"name":"number","valueClass":"Integer"}],'
-    '"actions":[{"name":"count","parameters":[{"name":"number","valueClass":"Integer"}]}]}'
+    '"actions":[{"name":"count","parameters":[{"name":"number","valueClass":"Integer"}]},'
+    '{"name":"due","parameters":[{"name":"number","valueClass":"Integer"}]}]}'
 )
 
 
@@ -87,13 +124,16 @@ class ClusterWorld:
     def __init__(self, folder: Path, server: Server, database: str, seed: int, names: Sequence[str]) -> None:
         self.server, self.database = server, database
         self.chance = random.Random(seed)  # noqa: S311 - a seed for a test
-        self.record = Record(patience=PATIENCE_SECONDS)
+        self.record = Record(patience=PATIENCE_SECONDS, once={_KINDS.index(SessionOnce)})
         self.proxies = {name: CuttingProxy(server.folder / ".s.PGSQL.5432") for name in names}
         settings = f'{_SETTINGS}[storage]\nurl = "{server.url(database)}"\n'
         config, file = write_world(folder / "provisioned", devices=len(_KINDS), settings=settings)
         (folder / "provisioned" / "sink.json").write_text(_SINK_MANIFEST, encoding="utf-8")
         with file.open("a", encoding="utf-8") as more:
             more.write(_SINK_TYPE)
+            sinks = {_SINK: "ef" * 16, **{session_of(number): session_token(number) for number in _SESSIONS}}
+            for id_, token in sinks.items():
+                more.write(_SINK_DEVICE.format(id=id_, token=token, owner=ADA_EMAIL))
         command_output("provision", file, "--config", config)
         local = folder / "provisioned" / "local.toml"
         local.write_text(DASHBOARD_WITH_SECRET, encoding="utf-8")
@@ -123,7 +163,13 @@ class ClusterWorld:
         port = self.proxies[name].port
         url = f"postgresql://postgres@127.0.0.1:{port}/{self.database}?sslmode=disable&gssencmode=disable"
         cluster = f"patience_seconds = {PATIENCE_SECONDS}\n"
-        return Node(self.folder / folder, name, url, self.key, nodes="several", settings=_SETTINGS, cluster=cluster)
+        return Node(
+            *(self.folder / folder, name, url, self.key),
+            nodes="several",
+            settings=_SETTINGS,
+            cluster=cluster,
+            mqtt=_MQTT,
+        )
 
     @property
     def target(self) -> Target:
@@ -166,6 +212,7 @@ class ClusterWorld:
         self._begun_behind = rows[-1].position
         self.record = self.callback.record = Record(patience=PATIENCE_SECONDS, rule=(_SOURCE, source.number + 1))
         self.record.called[_SOURCE] = source.number + 1
+        self.record.once = {_KINDS.index(SessionOnce)}
         self._new_clients([client.number for client in self.clients])
         for one in (*self.feeds, *self.clients):
             one.start()
@@ -205,7 +252,7 @@ class ClusterWorld:
                     for one in sorted(Epoch(*row) for row in rows):
                         if one not in known:
                             known.add(one)
-                            self.record.epochs.append(one)
+                            self.record.epochs.append(one._replace(at=time.monotonic()))
             self.over.wait(0.2)
 
     def holder(self, lease: str) -> Node:
@@ -246,15 +293,20 @@ class ClusterWorld:
         told = self.callback.nonce or {}
         self.ask("POST", f"/subscriptions/{made}/validate", json={"aid": told["aid"], "nonce": told["nonce"]})
         self._subscription = made
-        field = {"sdid": device_id(_SOURCE), "field": "intensity"}
-        then = {"ddid": _SINK, "action": "count", "parameters": {"number": {"valueFrom": field}}}
-        rule = {"if": field | {"operator": ">=", "operand": {"value": 0}}, "then": then}
-        self.ask("POST", "/rules", json={"name": "Counts", "rule": rule})
+        for device, action, more in (
+            (_SOURCE, "count", {}),
+            (_TIMED, "due", {"duration": {"value": int(DURATION_SECONDS)}}),
+        ):
+            field = {"sdid": device_id(device), "field": "intensity"}
+            then = {"ddid": _SINK, "action": action, "parameters": {"number": {"valueFrom": field}}}
+            rule = {"if": field | {"operator": ">", "operand": {"value": 0}, **more}, "then": then}
+            self.ask("POST", "/rules", json={"name": action, "rule": rule})
 
         def both() -> bool:
             """The rule and the subscription know of the device's last message."""
             source.number += 1
-            body = {"sdid": device_id(_SOURCE), "data": {"intensity": source.number}}
+            ts = int((time.time() - AGO_SECONDS) * 1000)
+            body = {"sdid": device_id(_SOURCE), "ts": ts, "data": {"intensity": source.number}}
             self.ask("POST", "/messages", json=body, token=device_token(_SOURCE))
             until = time.monotonic() + 1
             while time.monotonic() < until:
@@ -284,8 +336,11 @@ class ClusterWorld:
         for node in self.nodes:
             wait_until(lambda of=node: of.health("/readyz") == 200, f"node {node.name} is ready", WAIT_SECONDS)  # type: ignore[misc]
         for client in self.clients:
-            wait_until(lambda of=client: of.last_acknowledged > at, client.name, WAIT_SECONDS)  # type: ignore[misc]
-        return time.monotonic() - at
+            if client.IS_WAITED_FOR:
+                wait_until(lambda of=client: of.last_acknowledged > at, client.name, WAIT_SECONDS)  # type: ignore[misc]
+        seconds = time.monotonic() - at
+        self._count(self.node())
+        return seconds
 
     # In the end
 
@@ -293,13 +348,81 @@ class ClusterWorld:
         with self.target.connect(name="tests") as connection:
             return connection.execute(sql.encode(), values).fetchall()
 
-    def effects(self) -> list[int]:
+    def effects(self, action: str = "count", device: str = _SINK) -> list[int]:
+        """The numbers in the Actions of this name to a device."""
         rows = self._query(
             "SELECT a.data::json #>> '{actions,0,parameters,number}' FROM action AS a"
-            " JOIN device AS d ON d.key = a.device WHERE d.id = %s ORDER BY a.position",
-            _SINK,
+            " JOIN device AS d ON d.key = a.device WHERE d.id = %s AND a.data::json #>> '{actions,0,name}' = %s"
+            " AND a.position > %s ORDER BY a.position",
+            device,
+            action,
+            self._begun_behind,
         )
         return [int(number) for (number,) in rows if number is not None]
+
+    def _recount(self) -> Fold:
+        """What is stored of the source, also before this history."""
+        value = "(m.data::json ->> 'intensity')::bigint"
+        ((number, least, highest, sum_, latest),) = self._query(
+            f"SELECT count(*), min({value}), max({value}), sum({value}),"  # noqa: S608 - constants
+            f" (array_agg({value} ORDER BY m.ts DESC, m.position DESC))[1]"
+            " FROM message AS m JOIN device AS d ON d.key = m.device WHERE d.id = %s",
+            device_id(_SOURCE),
+        )
+        return Fold(number, least, highest, int(sum_), latest)
+
+    def _fold(self, node: Node) -> Fold | None:
+        """The same as a node says; None: it does not answer, or refuses."""
+        now = int(time.time() * 1000)
+        query: dict[str, Any] = {"sdid": device_id(_SOURCE), "field": "intensity"}
+        query |= {"startDate": now - 7_200_000, "endDate": now}
+        headers = bearer(USER_TOKEN)
+        try:
+            found = httpx.get(
+                f"{node.base}/messages/analytics/aggregates", params=query, headers=headers, timeout=WAIT_SECONDS
+            )
+            snapshot = httpx.get(
+                f"{node.base}/messages/snapshots",
+                params={"sdids": device_id(_SOURCE)},
+                headers=headers,
+                timeout=WAIT_SECONDS,
+            )
+        except httpx.TransportError:
+            return None
+        if found.status_code != 200 or snapshot.status_code != 200:
+            return None
+        (of,) = found.json()["data"]
+        latest = snapshot.json()["data"][0]["data"]["intensity"]["value"]
+        return Fold(of["count"], of["min"], of["max"], of["sum"], latest)
+
+    def _count(self, node: Node) -> None:
+        """Compare what a node counts with what is stored."""
+        before, found = self._recount().number, self._fold(node)
+        if found is not None:
+            self.record.counts.append(Count(node.name, before, found.number, self._recount().number))
+
+    def _periods(self) -> list[Period]:
+        """In which the condition of the rule with a duration held, but for the last one."""
+        rows = self._query(
+            "SELECT m.cts, (m.data::json ->> 'intensity')::bigint FROM message AS m"
+            " JOIN device AS d ON d.key = m.device WHERE d.id = %s AND m.position > %s ORDER BY m.position",
+            device_id(_TIMED),
+            self._begun_behind,
+        )
+        return [
+            Period(number, begun, ended) for (begun, number), (ended, after) in pairwise(rows) if number > 0 > after
+        ]
+
+    def _states(self) -> dict[int, list[str]]:
+        """Of the device in each task, by the task's number."""
+        tasks = next(client.made for client in self.clients if isinstance(client, Tasks))
+        found: dict[str, list[str]] = {task: [] for task in tasks.values()}
+        for task, status in self._query(
+            "SELECT t.id, h.status FROM task AS t JOIN task_history AS h ON h.task = t.key ORDER BY h.key"
+        ):
+            if task in found:
+                found[task].append(status)
+        return {number: found[task] for number, task in tasks.items()}
 
     def _rows(self) -> list[StoredRow]:
         of = {device_id(device): device for device in range(len(_KINDS))}
@@ -333,13 +456,20 @@ class ClusterWorld:
             return False
 
         _patiently(all_came, patience_seconds)
+        _patiently(lambda: all("SUCCEEDED" in states for states in self._states().values()), patience_seconds)
         facts = [number for (number,) in self._query("SELECT number FROM fact ORDER BY number")]
         _patiently(lambda: all(heard == facts[-1:] for heard in map(_heard, self.nodes)), 10)
         facts = [number for (number,) in self._query("SELECT number FROM fact ORDER BY number")]
         heard = {node.name: number for node in self.nodes for number in _heard(node)}
         for feed in self.feeds:
             feed.over.set()
-        return Tables(self._rows(), self.effects(), facts, heard)
+        recount = self._recount()
+        found = Tables(self._rows(), self.effects(), facts, heard, recount=recount)
+        found.folds = {node.name: fold for node in self.nodes if (fold := self._fold(node)) is not None}
+        found.periods, found.due = self._periods(), self.effects("due")
+        found.tasks = self._states()
+        found.actions = {number: self.effects(device=session_of(number)) for number in _SESSIONS}
+        return found
 
     def stall(self, begun: float, ended: float, nodes: Sequence[str] | None = None) -> float:
         """The longest time in which nobody was acknowledged, by these nodes or any."""
