@@ -151,11 +151,11 @@ async def simulate_over(
     """
     at = first
     while not stopping.is_set():
-        node = nodes[at % len(nodes)]
-        at += 1
-        if not node.up.is_set():
-            await trio.sleep(0.2)
+        node = next((node for node in _from(nodes, at) if node.up.is_set()), None)
+        if node is None:  # all are down
+            await _any_of([stopping, *(one.up for one in nodes)])
             continue
+        at = nodes.index(node) + 1
         ended = trio.Event()
         async with trio.open_nursery() as nursery:
             for event in (stopping, node.down):
@@ -183,6 +183,18 @@ def introduction_of(nodes: Sequence[DemoNode]) -> list[str]:
             f"            {shown_program()} drain --config {other.config}",
         ]
     return lines
+
+
+def _from(nodes: Sequence[DemoNode], at: int) -> Sequence[DemoNode]:
+    """The nodes from one of them on, around."""
+    first = at % len(nodes)
+    return [*nodes[first:], *nodes[:first]]
+
+
+async def _any_of(events: Sequence[trio.Event]) -> None:
+    async with trio.open_nursery() as nursery:
+        for event in events:
+            nursery.start_soon(_cancel_when, event, nursery.cancel_scope)
 
 
 async def _set_when(event: trio.Event, other: trio.Event) -> None:

@@ -8,7 +8,11 @@ from pathlib import Path
 
 import httpx
 import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
 
+from config.settings import Address
+from protocols.cli.demo_nodes import DemoNode, simulate_over
 from tests.cluster.node import wait_until
 from tests.daemon import DEMO_ON_ANY_PORT, bearer, run_command, start_command
 from tests.postgresql import server
@@ -65,6 +69,27 @@ def test_the_devices_of_a_node_that_is_killed_go_to_the_others(
         demo.send_signal(signal.SIGINT)
         assert demo.wait(timeout=30) == 0
         demo.stdout.close()
+
+
+async def test_a_simulated_device_waits_for_a_node_without_asking_again_and_again(tmp_path: Path) -> None:
+    nodes = [DemoNode(name, tmp_path / name, tmp_path / name) for name in "abc"]
+    stopping, at = trio.Event(), list[Address]()
+
+    async def simulate(address: Address, ended: trio.Event) -> None:
+        at.append(address)
+        await ended.wait()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(simulate_over, nodes, 1, "mqtt", simulate, stopping)
+        await wait_all_tasks_blocked()
+        assert trio.lowlevel.current_statistics().seconds_to_next_deadline > 60
+        for number in (0, 2):
+            nodes[number].serves({"mqtt": Address("127.0.0.1", number)})
+        await wait_all_tasks_blocked()
+        nodes[at[0].port].down.set()
+        await wait_all_tasks_blocked()
+        stopping.set()
+    assert sorted(address.port for address in at) == [0, 2]
 
 
 def test_several_nodes_need_a_store_that_they_can_share(tmp_path: Path) -> None:

@@ -119,6 +119,7 @@ def test_a_node_with_another_key_is_refused_with_the_reason(
     other.begin()
     try:
         assert other.status() == NOT_OPENED
+        assert "this key opens none of the store's secrets: copy the key" in other.log()
         assert nodes[1].health("/readyz") == 200
     finally:
         other.close()

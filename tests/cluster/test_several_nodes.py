@@ -15,8 +15,9 @@ import pytest
 import websocket
 from paho.mqtt.enums import CallbackAPIVersion
 
+from tests.cluster.checker import BUSY_SECONDS
 from tests.cluster.node import PATIENCE_SECONDS, Node, running_nodes, wait_until
-from tests.daemon import ADA, LIGHT_TYPE, USER_TOKEN, bearer, command_output, device_id, device_token
+from tests.daemon import ADA, ADA_EMAIL, LIGHT_TYPE, USER_TOKEN, bearer, command_output, device_id, device_token
 from tests.factories import LIGHT_MANIFEST
 from tests.programs import require_program
 
@@ -29,10 +30,24 @@ pytestmark = [
 _ACTION: Final = {"actions": [{"name": "setOn", "parameters": {}}]}
 
 
+#: Calls of a device in a minute, and messages of an organization in a month.
+_MINUTE, _MONTH = 30, 600
+_MANY: Final = "100000/1000000"
+_LIMITS: Final = {
+    "RATE_LIMITS": "on",
+    "QUOTAS": "on",
+    "REST_DEVICE": f"{_MINUTE}/100000",
+    **dict.fromkeys(("REST_USER", "MESSAGES_USER", "MESSAGES_DEVICE", "MQTT_DEVICE"), _MANY),
+}
+
+
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Node]]:
-    with running_nodes(tmp_path_factory.mktemp("cluster"), "a", "b") as found:
-        yield found
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in _LIMITS.items():
+            patch.setenv(f"TRUNKLINE_LIMITS_{name}", value)
+        with running_nodes(tmp_path_factory.mktemp("cluster"), "a", "b") as found:
+            yield found
 
 
 class Light:
@@ -253,6 +268,78 @@ def test_a_mail_that_one_node_queues_is_sent_by_the_other_at_once(nodes: list[No
     # A worker that nobody wakes looks once a minute.
     wait_until(lambda: any(list(one.glob("*")) for one in outboxes), "the mail is sent", 20)
     assert list(outboxes[0].glob("*")), "the first node took the lease of mails"
+
+
+class Asker(threading.Thread):
+    """Asks one node as fast as it answers."""
+
+    def __init__(self, node: Node, token: str, path: str, body: dict[str, Any] | None, over: threading.Event) -> None:
+        super().__init__(daemon=True)
+        self.accepted, self.refused, self.reasons = list[float](), list[float](), set[str]()
+        self.counted = 0  # what the node says that all nodes have accepted
+        self._address, self._token, self._body, self._over = f"{node.base}{path}", token, body, over
+
+    def run(self) -> None:
+        method = "GET" if self._body is None else "POST"
+        with httpx.Client(headers=bearer(self._token), timeout=PATIENCE_SECONDS) as client:
+            while not self._over.is_set():
+                answer = client.request(method, self._address, json=self._body)
+                (self.accepted if answer.status_code == 200 else self.refused).append(time.monotonic())
+                self.counted = (
+                    int(answer.headers.get("x-quota-organization-limits", "0/").split("/")[0]) or self.counted
+                )
+                if answer.status_code != 200:
+                    self.reasons.add(answer.json()["error"]["message"])
+
+    def is_used_up(self) -> bool:
+        """It has been refused for two seconds."""
+        since = max(self.accepted, default=0.0)
+        first = next((at for at in self.refused if at > since), None)
+        return first is not None and self.refused[-1] > first + 2
+
+
+def _asked_until_used_up(nodes: list[Node], token: str, path: str, body: dict[str, Any] | None = None) -> list[Asker]:
+    over = threading.Event()
+    askers = [Asker(node, token, path, body, over) for node in nodes]
+    for one in askers:
+        one.start()
+    wait_until(lambda: all(one.is_used_up() for one in askers), "each node refuses")
+    over.set()
+    for one in askers:
+        one.join()
+    return askers
+
+
+def test_a_minute_limit_is_that_of_all_nodes_together(nodes: list[Node]) -> None:
+    """R10: what one node has let pass, another one counts a second later."""
+    (first,), (second,) = (_asked_until_used_up([node], device_token(7), f"/devices/{device_id(7)}") for node in nodes)
+    assert (len(first.accepted), len(second.accepted)) == (_MINUTE, 0)
+    assert first.reasons | second.reasons == {"MINUTE rate limit exceeded"}
+
+
+def test_a_quota_holds_within_what_is_sent_in_two_seconds(nodes: list[Node], tmp_path: Path) -> None:
+    """R10: one counter of all nodes, to which each adds each second."""
+    device, token = "ed" * 16, "ec" * 16
+    (tmp_path / "light.json").write_text(json.dumps(LIGHT_MANIFEST), encoding="utf-8")
+    file = tmp_path / "metered.toml"
+    file.write_text(
+        f'[[organizations]]\nname = "Small"\nmonthly_messages = {_MONTH}\n'
+        '[[device_types]]\nunique_name = "example.metered"\nname = "Metered"\norganization = "Small"\n'
+        f'manifest = "light.json"\n[[devices]]\nid = "{device}"\nowner = "{ADA_EMAIL}"\n'
+        f'type = "example.metered"\nname = "Metered"\ntoken = "{token}"\n',
+        encoding="utf-8",
+    )
+    command_output("provision", file, "--config", nodes[0].daemon.config)
+    body = {"sdid": device, "type": "message", "data": {"intensity": 1}}
+    askers = _asked_until_used_up(nodes, token, "/messages", body)
+    accepted = sum(len(one.accepted) for one in askers)
+    most = max(
+        sum(at <= other < at + 2 + BUSY_SECONDS for other in one.accepted) for one in askers for at in one.accepted
+    )
+    assert _MONTH <= accepted <= _MONTH + (len(nodes) - 1) * most
+    assert all(one.counted > len(one.accepted) for one in askers), "each knows what the other one has accepted"
+    assert all("Monthly message limit" in reason for one in askers for reason in one.reasons)
+    assert askers[0].reasons
 
 
 def test_a_token_that_is_revoked_on_one_node_ends_the_connection_to_the_other(nodes: list[Node]) -> None:
