@@ -138,6 +138,21 @@ class DeviceActionFailed(DeviceActionFact, frozen=True):
     """device.action.failed: the third party did not take an Action, which is not tried again."""
 
 
+class DeviceWanted(DeviceFact, frozen=True):
+    """device.wanted.changed, .reached, .expired and .refused: of the values that are wanted of a device, those of these
+    fields. `change` is the last word of the event's name, `fields` their dotted paths with a comma between each two."""
+
+    change: str = ""
+    fields: str = ""
+
+
+class WantedChanged(Fact, frozen=True):
+    """The values that are wanted of a device are others now. `document` is what the device gets."""
+
+    device: DeviceKey
+    document: bytes
+
+
 class AvailabilityChanged(Fact, frozen=True):
     """device.status.online and device.status.offline, whatever the cause: connections or a status that was set.
 

@@ -53,6 +53,8 @@ from broker.trace.audit import AuditLog
 from broker.trace.refusals import Refusals
 from broker.trials.room import TrialsRoom, open_trials
 from broker.trusted_time import TrustedTime
+from broker.wanted.room import open_wanted
+from broker.wanted.wanted import Wanted
 from broker.wills.room import open_wills
 from broker.wills.wills import Wills
 from config.settings import Settings
@@ -72,6 +74,7 @@ class Services(msgspec.Struct, frozen=True):
     limits: LimitsRoom
     monetization: MonetizationRoom
     messages: MessagesRoom
+    wanted: Wanted
     device_sessions: DeviceSessionsRoom
     topics: TopicsRoom
     wills: Wills
@@ -209,6 +212,7 @@ async def _open_rooms(
     limits = await open_limits(core, mail, devices)
     monetization = await open_monetization(core, mail, device_types, devices, limits, processor)
     messages = await open_messages(core, devices, limits)
+    wanted = await open_wanted(core, messages)
     device_sessions = await open_device_sessions(core)
     topics = await open_topics(core, device_sessions)
     wills = await open_wills(core, devices, limits, messages, device_sessions, topics)
@@ -247,6 +251,7 @@ async def _open_rooms(
         limits=limits,
         monetization=monetization,
         messages=messages,
+        wanted=wanted,
         device_sessions=device_sessions,
         topics=topics,
         wills=wills,

@@ -14,6 +14,7 @@ from broker.operating.room import OperatingRoom
 from broker.registration.room import RegistrationRoom
 from broker.routing.room import RoutingRoom
 from broker.topics.room import TopicsRoom
+from broker.wanted.wanted import Wanted
 from broker.wills.wills import Wills
 
 
@@ -34,6 +35,9 @@ class DeviceRooms(Protocol):
 
     @property
     def messages(self) -> MessagesRoom: ...
+
+    @property
+    def wanted(self) -> Wanted: ...
 
     @property
     def routing(self) -> RoutingRoom: ...

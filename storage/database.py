@@ -88,6 +88,7 @@ from storage.transfers import TransferStore
 from storage.trial_invitations import TrialInvitationStore
 from storage.trial_sessions import TrialSessionStore
 from storage.trials import TrialStore
+from storage.wanted import WantedStore
 from storage.worker_thread import Job, Worker, WorkerThread
 
 T = TypeVar("T")
@@ -191,6 +192,7 @@ class Transaction:
         self.firmware = FirmwareStore(connection)
         self.files = FileStore(connection)
         self.transfers = TransferStore(connection)
+        self.wanted = WantedStore(connection)
         self.trials = TrialStore(connection)
         self.trial_invitations = TrialInvitationStore(connection)
         self.trial_sessions = TrialSessionStore(connection)

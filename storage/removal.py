@@ -27,6 +27,7 @@ _KEPT_ONCE: Final = (
     "mqtt_subscription",
     "mqtt_session",
     "mqtt_will",
+    "wanted",
 )
 
 

@@ -29,7 +29,7 @@ NOW_MS = Milliseconds(1_760_000_000_000)
 LIGHT_MANIFEST: Mapping[str, object] = {
     "fields": [
         {"name": "state", "valueClass": "Boolean"},
-        {"name": "intensity", "valueClass": "Integer"},
+        {"name": "intensity", "valueClass": "Integer", "settable": True},
         {"name": "temperature", "valueClass": "Double"},
         {"name": "text", "valueClass": "String"},
         {

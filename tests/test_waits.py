@@ -21,6 +21,9 @@ PLACES: Final[Mapping[str, tuple[str, ...]]] = {
         "Turn.pause _ends",
         "NodeMembership._give_away _stays_until",
         "FailedAgain._step _stored",
+        "Following._save _saved",
+        "Following._save _saved_at",
+        "Following._sweep _swept_at",
         "Actions.save _saved",
         "Backups.work_forever _wakeup",
         "Database._gather _gathered",
@@ -73,6 +76,7 @@ PLACES: Final[Mapping[str, tuple[str, ...]]] = {
     "Takes out what the task itself put in, by its own key or identity": (
         "RegisteredDevice._begin_observing _observed",
         "DeviceActions._session _changed",
+        "Following._store_ends _ended",
         "DeviceActions._serve _queues",
         "DeviceActions._serve _scopes",
         "DeviceStream.ask _exchanges",
@@ -89,6 +93,8 @@ PLACES: Final[Mapping[str, tuple[str, ...]]] = {
     "Looked at again after the wait, and nothing is awaited from there to the write": (
         "DeviceActions.save _saved",
         "DeviceWork._update _updates",
+        "Following._expire _next_due",
+        "Following._note_given _given",
         "Overhead._take_turn _is_taken",
         "Reader._catch_up _behind",
         "Resources.look_up_forever _unknown",

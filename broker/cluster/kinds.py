@@ -16,6 +16,7 @@ from broker.facts import (
     DeviceHandedOver,
     DeviceTakenOver,
     DeviceUpdated,
+    DeviceWanted,
     Fact,
     GrantsChanged,
     ManagementConfigured,
@@ -37,6 +38,7 @@ from storage.records import DeviceRecord, TierRecord
 from storage.rules import RuleRecord, RuleState
 from storage.subscriptions import SubscriptionNames, SubscriptionRecord
 from storage.tasks import DeviceTaskRecord, TaskRecord
+from storage.wanted import WantedRecord
 
 
 def _device(tx: Transaction, key: DeviceKey) -> DeviceRecord | None:
@@ -66,6 +68,10 @@ def _rule(tx: Transaction, key: RuleKey) -> tuple[RuleRecord, RuleState] | None:
 def _subscription(tx: Transaction, key: int) -> tuple[SubscriptionRecord, SubscriptionNames] | None:
     record = tx.subscriptions.by_key(key)
     return None if record is None or record.removed_on is not None else (record, tx.subscriptions.names(record))
+
+
+def _wanted(tx: Transaction, key: DeviceKey) -> tuple[WantedRecord, ...]:
+    return tuple(tx.wanted.open_of(key))
 
 
 class DeviceTaskMove(msgspec.Struct, frozen=True):
@@ -151,6 +157,8 @@ RULE_COMPILED: Final = state("rule compiled", _rule, is_own=True)
 RULE_FAILED: Final = event("rule failed", RuleReported)
 #: A subscription; None: it was removed.
 SUBSCRIPTION: Final = state("subscription", _subscription, is_fencing=True)
+#: The open wanted values of a device.
+WANTED: Final = state("wanted", _wanted)
 REPLAYED: Final = event("notifications replayed", Replay)
 
 FACTS: Final[dict[type[Fact], NewsKind[Any, None]]] = {
@@ -166,6 +174,7 @@ FACTS: Final[dict[type[Fact], NewsKind[Any, None]]] = {
         of_fact(DeviceHandedOver, is_fencing=True),
         of_fact(DeviceTakenOver),
         of_fact(DeviceUpdated),
+        of_fact(DeviceWanted),
         of_fact(GrantsChanged, is_fencing=True),
         of_fact(ManagementConfigured, is_state=True),
         of_fact(PlanApproved, is_state=True),

@@ -56,6 +56,8 @@ class Field(msgspec.Struct, frozen=True):
     tags: tuple[str, ...] = ()
     metadata: tuple[Metadata, ...] = ()
     lwm2m: ResourceAddress | None = None  # the resource of the device whose values the field has
+    settable: bool = False  # a value may be wanted of the device
+    tolerance: float | None = None  # a number that differs by at most this from the wanted one is that one
 
     @property
     def is_group(self) -> bool:
@@ -78,6 +80,10 @@ class Field(msgspec.Struct, frozen=True):
             }
         if self.lwm2m is not None:
             form["lwm2m"] = address_text(self.lwm2m)
+        if self.settable:
+            form["settable"] = True
+        if self.tolerance is not None:
+            form["tolerance"] = self.tolerance
         return form
 
 

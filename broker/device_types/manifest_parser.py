@@ -24,7 +24,7 @@ from broker.device_types.reading import DocumentReader, JsonObject
 from broker.device_types.standard_actions import STANDARD_ACTIONS
 from broker.device_types.transform_parser import read_transform
 from broker.device_types.units import unit_text
-from broker.errors import REQUIRED, choice, invalid, too_long, too_short
+from broker.errors import NUMERIC_ONLY, REQUIRED, choice, invalid, too_long, too_short
 from broker.nesting import NestedTooDeeplyError, check_value_nesting
 from config.limits import DEVICE_VALUE_BYTES, LWM2M_PATHS_MAX
 
@@ -43,6 +43,8 @@ _NOT_A_MANIFEST = "manifest content invalid or empty"
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _TYPE = re.compile(r"[A-Z][A-Z0-9_]*")
 _VALUE_CLASSES = frozenset(ValueClass)
+_NUMERIC = _VALUE_CLASSES - {ValueClass.BOOLEAN, ValueClass.STRING}
+_MOST_TOLERANCE = 1e300
 _RESOURCE = re.compile(r"/(0|[1-9][0-9]{0,4})/(0|[1-9][0-9]{0,4})/(0|[1-9][0-9]{0,4})", re.ASCII)
 _LARGEST_NUMBER = 65_534  # 65,535 is reserved
 #: Keys, access rights, and what belongs to the server: no device lets them be read.
@@ -187,6 +189,8 @@ class _Parser(DocumentReader):
             tags=self.tags(source.get("tags"), f"{path}.tags"),
             metadata=read_metadata(self, source.get("metaData"), f"{path}.metaData"),
             lwm2m=self.resource(source, path, is_group=is_group),
+            settable=self.settable(source, path, is_group=is_group),
+            tolerance=self.tolerance(source, path),
         )
 
     def children(self, value: object, path: str, level: int) -> tuple[Field, ...]:
@@ -216,6 +220,28 @@ class _Parser(DocumentReader):
             self.refuse(path, invalid("only a field with a valueClass has one"))
             return None
         return self.address(source, path, "lwm2m")
+
+    def settable(self, source: JsonObject, path: str, *, is_group: bool) -> bool:
+        is_settable = self.flag(source, f"{path}.settable", "settable")
+        if is_settable and (path.startswith("actions.") or is_group):
+            self.refuse(f"{path}.settable", invalid("only a field with a valueClass is settable"))
+        return is_settable
+
+    def tolerance(self, source: JsonObject, path: str) -> float | None:
+        value, path = source.get("tolerance"), f"{path}.tolerance"
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            self.refuse(path, NUMERIC_ONLY)
+        elif (
+            source.get("valueClass") not in _NUMERIC or source.get("isCollection") or source.get("settable") is not True
+        ):
+            self.refuse(path, invalid("only a settable number that is no collection has one"))
+        elif not 0 <= value <= _MOST_TOLERANCE:
+            self.refuse(path, invalid("must be a number from 0 to 1e300"))
+        else:
+            return float(value)
+        return None
 
     def address(self, source: JsonObject, path: str, member: str) -> ResourceAddress | None:
         """The path of a resource; None if there is none, or with a finding."""

@@ -94,6 +94,22 @@ class Normalizer:
         return None if converted is None else _encode(converted)
 
 
+def normalized_value(field: Field, value: bytes) -> object:
+    """The value of one field from JSON, as messages have it; None if it does not convert as a whole.
+
+    Raises BadRequest for anything that is no JSON.
+    """
+    try:
+        check_nesting(value)
+        given = _JSON.decode(value.decode())
+    except ValueError:
+        raise BadRequest from None
+    converted = _converter(field)(given)
+    if isinstance(converted, list) and (not isinstance(given, list) or len(converted) != len(given)):
+        return None  # an item does not convert
+    return converted
+
+
 # The fast path
 
 _EXACT_TYPES: dict[ValueClass, Any] = {

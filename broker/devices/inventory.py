@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from broker.accounts.issuance import Issuance
 from broker.clock import Clock
-from broker.cluster.kinds import ACCOUNT_CLOSED, DEVICE, publish
+from broker.cluster.kinds import ACCOUNT_CLOSED, DEVICE, WANTED, publish
 from broker.cluster.news import News
 from broker.device_types.catalog import DeviceType
 from broker.devices.registry import Device, Devices
@@ -281,6 +281,8 @@ def _delete(
     token = tx.devices.token_of(known.key)
     tx.devices.remove_token(known.key)
     tx.devices.set_deleted(known.key, now_ms)
+    if tx.wanted.drop(known.key):
+        tx.tell(WANTED, known.key)
     note(tx, AuditEvent.DEVICE_DELETED, f"device {known.id}", now_ms=now_ms, owner=known.owner_id)
     about = (known, type_, application_id, now_ms)
     publish(tx, device_fact(DeviceDisabled, *about))

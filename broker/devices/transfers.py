@@ -6,7 +6,7 @@ The device's properties and messages stay with it. Access that its former owner 
 from typing import Final
 
 from broker.clock import Clock
-from broker.cluster.kinds import DEVICE, publish
+from broker.cluster.kinds import DEVICE, WANTED, publish
 from broker.devices.inventory import device_fact
 from broker.devices.registry import Device
 from broker.devices.shares import address_of, invited
@@ -145,6 +145,7 @@ class DeviceTransfers:
             ended = tx.transfers.hand_over(known.key, receiver.key)
             publish(tx, *map(TokenRevoked, ended))  # its token, if a trial's application made it
             tx.tell(DEVICE, known.key)
+            tx.tell(WANTED, known.key)
             about = (type_.record, None, now_ms)
             publish(tx, device_fact(DeviceHandedOver, known, *about), SharesChanged(known.key))
             if (now := tx.devices.device(known.key)) is not None:

@@ -30,6 +30,7 @@ from broker.facts import (
     Router,
     SharesChanged,
     TokenRevoked,
+    WantedChanged,
 )
 from broker.routing.claims import ConnectionClaims
 from broker.trace.origin import address_key, current_origin
@@ -64,6 +65,7 @@ class DeviceLink:
     _close: Callable[[CloseReason], None]
     is_allowed: Callable[[], bool]
     is_exclusive: bool
+    _tell_wanted: Callable[[bytes], object] | None = None
     #: Where the device is; empty where the peer may have written any address into its datagrams.
     address: str = field(init=False)
     since: int = 0
@@ -91,6 +93,14 @@ class DeviceLink:
         if not taken:
             self.dropped += 1
         return taken
+
+    def tell_wanted(self, document: bytes) -> None:
+        """Hand the wanted values of the device to the connection, if it takes them."""
+        try:
+            if self._tell_wanted is not None:
+                self._tell_wanted(document)
+        except Exception:  # noqa: BLE001 - as `offer`
+            _log.exception("link_failed", device=self.device.id, protocol=self.protocol)
 
     @property
     def key(self) -> DeviceKey:
@@ -145,6 +155,7 @@ class Connections:
         self._quota = quota
         self._claims: ConnectionClaims | None = None
         router.subscribe(ActionStored, self._deliver, FactPhase.EFFECT)
+        router.subscribe(WantedChanged, self._wanted_changed, FactPhase.EFFECT)
         router.subscribe(TokenRevoked, self._end_revoked, FactPhase.EFFECT)
         router.subscribe(DeviceChanged, self._end_disabled, FactPhase.EFFECT)
         router.subscribe(SharesChanged, self._shares_changed, FactPhase.EFFECT)
@@ -161,6 +172,7 @@ class Connections:
         deliver: Callable[[Action], bool] | None,
         close: Callable[[CloseReason], None],
         is_allowed: Callable[[], bool] = lambda: True,
+        tell_wanted: Callable[[bytes], object] | None = None,
     ) -> DeviceLink:
         """An authenticated connection, which is registered for as long as the block lasts.
 
@@ -172,9 +184,11 @@ class Connections:
             deliver: called on the loop with each Action; takes the Action or returns False, without waiting.
                 None for a connection that takes no Actions.
             close: called on the loop when the broker ends the link; must return at once.
+            tell_wanted: called on the loop with each change of the values that are wanted of the device (reference
+                9.10), without waiting. None for a connection that takes none.
             is_allowed: asked, without waiting, when shares or grants have changed; always true for a device token.
         """
-        return DeviceLink(self, device, protocol, token, deliver, close, is_allowed, is_exclusive=exclusive)
+        return DeviceLink(self, device, protocol, token, deliver, close, is_allowed, exclusive, tell_wanted)
 
     def enter(self, link: DeviceLink) -> None:
         """Register the link. An exclusive one replaces the one before."""
@@ -249,6 +263,10 @@ class Connections:
                 self._delivered += 1
                 if quota is not None:
                     quota.delivered(link.device, action)
+
+    def _wanted_changed(self, fact: WantedChanged) -> None:
+        for link in self._links.get(fact.device, ()):
+            link.tell_wanted(fact.document)
 
     def _end_revoked(self, fact: TokenRevoked) -> None:
         for link in self.links():

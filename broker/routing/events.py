@@ -34,6 +34,7 @@ from broker.facts import (
     DeviceHandedOver,
     DeviceTakenOver,
     DeviceUpdated,
+    DeviceWanted,
     FactPhase,
     Router,
     RuleReported,
@@ -132,6 +133,7 @@ class Events:
         self._elsewhere: deque[Availability] = deque(maxlen=_ELSEWHERE_MOST)
         self._wakeup = Wakeup()
         self._node = ""
+        router.subscribe(DeviceWanted, self._device_fact, FactPhase.EFFECT)
         for kind in _NAMES:
             router.subscribe(kind, self._device_fact, FactPhase.EFFECT)
         router.subscribe(AvailabilityChanged, self._availability_changed, FactPhase.EFFECT)
@@ -154,10 +156,13 @@ class Events:
             data["aid"] = fact.application_id
         if isinstance(fact, DeviceActionFact):
             data["mid"] = fact.mid
+        name = _NAMES.get(type(fact), "")
+        if isinstance(fact, DeviceWanted):
+            name, data["fields"] = f"device.wanted.{fact.change}", fact.fields
         subject = Subject(
             fact.device, fact.device_id, fact.owner, fact.device_type, fact.type_organization, fact.type_protected
         )
-        self._tell(FeedEvent(_NAMES[type(fact)], fact.at_ms, data, fact.owner, subject))
+        self._tell(FeedEvent(name, fact.at_ms, data, fact.owner, subject))
 
     def _availability_changed(self, fact: AvailabilityChanged) -> None:
         device = self._devices.get_nowait(fact.device)

@@ -41,6 +41,8 @@ class AuditEvent(StrEnum):
     APPLICATION_CREATED = "application_created"
     APPLICATION_CHANGED = "application_changed"
     APPLICATION_DELETED = "application_deleted"
+    WANTED_SET = "wanted_set"
+    WANTED_WITHDRAWN = "wanted_withdrawn"
     DEVICE_TYPE_CREATED = "device_type_created"
     DEVICE_TYPE_CHANGED = "device_type_changed"
     MANIFEST_UPLOADED = "manifest_uploaded"

@@ -163,4 +163,8 @@ def block_of(body: bytes, block: BlockOption) -> Slice:
     if block.start >= max(len(body), 1):
         raise BadRequest
     end = block.start + block.size
-    return Slice(block._replace(more=end < len(body)), body[block.start : end], zlib.crc32(body).to_bytes(4, "big"))
+    return Slice(block._replace(more=end < len(body)), body[block.start : end], etag_of(body))
+
+
+def etag_of(body: bytes) -> bytes:
+    return zlib.crc32(body).to_bytes(4, "big")

@@ -46,6 +46,7 @@ class Code(IntEnum):
     FETCH = 5
     CREATED = 0x41
     DELETED = 0x42
+    VALID = 0x43
     CHANGED = 0x44
     CONTENT = 0x45
     CONTINUE = 0x5F

@@ -65,6 +65,12 @@ class Observation:
         self.bytes_held += _ENTRY_BYTES + len(payload)
         return True
 
+    def offer_state(self, payload: bytes) -> None:
+        """Queue a notification instead of the waiting ones: the peer needs the last state only (RFC 7641, 1.3)."""
+        self.bytes_held -= sum(_ENTRY_BYTES + len(waiting) for waiting in self._waiting)
+        self._waiting.clear()
+        self.offer(payload)
+
     def take(self) -> bytes | None:
         """The next notification in the queue, which is under way now. None when one is under way or none waits."""
         if self._current is not None or not self._waiting:

@@ -16,7 +16,7 @@ from broker.devices.registry import Device
 from broker.envelope import Action
 from broker.errors import BadRequest, Conflict, DomainError, SourceDeviceDisabled, StorageUnavailable, Unauthorized
 from broker.routing.connections import CloseReason
-from protocols.coap.blockwise import MAX_EXPONENT, BlockOption, block_of
+from protocols.coap.blockwise import MAX_EXPONENT, BlockOption, block_of, etag_of
 from protocols.coap.echo import AmplificationGuard
 from protocols.coap.messages import Code, Option, content_format, encode_options, uint
 from protocols.coap.observe import NotificationBody, Observation
@@ -24,6 +24,8 @@ from protocols.coap.requests import CoapRequest, CoapResponse, json_to, refusal,
 from protocols.coap.session import CoapSession, Observer
 from protocols.rooms import CoapRooms
 
+#: The path of the wanted values of a device; its token follows.
+WANTED: Final = (b"v1.1", b"wanted")
 #: An observation ends when this many pings in a row had no answer.
 _LOST_PINGS: Final = 2
 #: How long the rest of a notification waits for the peer to fetch the next block: MAX_TRANSMIT_WAIT. A client has given
@@ -85,7 +87,7 @@ class Observers:
         self._fetching: dict[Observer, float] = {}
 
     def register(self, session: CoapSession, request: CoapRequest, token: bytes, device: Device, caller: Caller) -> int:
-        """Begin or refresh an observation. Call `go_on` after the response.
+        """Begin or refresh an observation of Actions, or of wanted values. Call `go_on` after the response.
 
         Returns the Observe number of the response.
         """
@@ -96,14 +98,16 @@ class Observers:
         if known is not None:
             self.end(known)
         observation = Observation(token, request.path, request.answer_format, exponent)
-        observer = Observer(session, device, observation)
+        is_of_wanted = request.path[:-1] == WANTED
+        observer = Observer(session, device, observation, is_of_wanted=is_of_wanted)
         observer.connection.enter_context(
             self._rooms.routing.connections.connect(
                 device,
                 protocol="COAP",
                 token=caller.token,
-                exclusive=True,
-                deliver=lambda action: self._deliver(observer, action),
+                exclusive=not is_of_wanted,  # a device may observe both
+                deliver=None if is_of_wanted else lambda action: self._deliver(observer, action),
+                tell_wanted=(lambda document: self._tell_wanted(observer, document)) if is_of_wanted else None,
                 close=lambda reason: self.end(observer, _FINAL[reason]),
             )
         )
@@ -179,6 +183,8 @@ class Observers:
         _verified(session, tag)
         if isinstance(tag, Observer):
             tag.observation.is_acknowledged = True
+            if tag.is_of_wanted:
+                self._rooms.wanted.given(tag.device.key)
             if tag.observation.body is None:
                 self._settled(tag)
             else:
@@ -219,6 +225,13 @@ class Observers:
             self._notify(observer)
         return True
 
+    def _tell_wanted(self, observer: Observer, document: bytes) -> None:
+        observer.observation.offer_state(document)
+        if observer.observation.is_under_way:
+            self._changed(observer.session)
+        else:
+            self._notify(observer)
+
     def go_on(self, session: CoapSession) -> None:
         """Send the notifications that waited for the response that the peer has just been given."""
         for observer in tuple(session.observers.values()):
@@ -241,6 +254,8 @@ class Observers:
             options, payload = _first_block(observation, number, payload)
         else:
             options = _options(number, observation.format)
+            if observer.is_of_wanted:
+                options = _tagged(number, observation.format, payload)
         if self._guard is not None and not session.is_address_verified and not self._guard.allows(len(payload)):
             session.message_layer.send(Code.EMPTY, b"", b"", b"", _VERIFY_ADDRESS, now)
         session.message_layer.send(Code.CONTENT, observation.token, options, payload, observer, now)
@@ -299,6 +314,11 @@ def _options(number: int, format_: int) -> bytes:
         after << 4 | len(format_bytes),
         format_bytes,
     )
+
+
+def _tagged(number: int, format_: int, body: bytes) -> bytes:
+    """Options of a notification of a state, with its ETag."""
+    return encode_options(((Option.ETAG, etag_of(body)), (Option.OBSERVE, uint(number)), content_format(format_)))
 
 
 def _first_block(observation: Observation, number: int, body: bytes) -> tuple[bytes, bytes]:

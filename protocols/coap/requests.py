@@ -31,6 +31,7 @@ from protocols.coap.messages import CBOR, JSON, OCTETS, TEXT, CoapMessage, Optio
 _KNOWN: Final[dict[int, tuple[int, int, bool]]] = {
     Option.URI_HOST: (1, 255, False),
     Option.OBSERVE: (0, 3, False),
+    Option.ETAG: (1, 8, True),
     Option.URI_PORT: (0, 2, False),
     Option.URI_PATH: (0, 255, True),
     Option.CONTENT_FORMAT: (0, 2, False),
@@ -75,6 +76,7 @@ class CoapRequest(NamedTuple):
     size1: int
     echo: bytes | None
     tags: tuple[bytes, ...]
+    etags: tuple[bytes, ...] = ()
 
     @property
     def operation(self) -> BlockwiseOperation:
@@ -104,6 +106,7 @@ def _read(method: int, options: tuple[tuple[int, bytes], ...]) -> CoapRequest:
     found: dict[int, bytes] = {}
     path: list[bytes] = []
     tags: list[bytes] = []
+    etags: list[bytes] = []
     for number, value in options:
         least, most, may_repeat = _KNOWN.get(number, (1, 0, False))
         if not least <= len(value) <= most or (number in found and not may_repeat):
@@ -117,6 +120,8 @@ def _read(method: int, options: tuple[tuple[int, bytes], ...]) -> CoapRequest:
             path.append(value)
         elif number == Option.REQUEST_TAG:
             tags.append(value)
+        elif number == Option.ETAG:
+            etags.append(value)
     if path and not path[-1]:  # a trailing slash
         path.pop()
     block1, block2 = found.get(Option.BLOCK1), found.get(Option.BLOCK2)
@@ -131,6 +136,7 @@ def _read(method: int, options: tuple[tuple[int, bytes], ...]) -> CoapRequest:
         size1=int.from_bytes(found.get(Option.SIZE1, b""), "big"),
         echo=found.get(Option.ECHO),
         tags=tuple(tags),
+        etags=tuple(etags),
     )
 
 

@@ -29,14 +29,16 @@ from broker.limits.meters import Channel
 from broker.messages.ingest import Commit
 from broker.nesting import check_nesting
 from broker.trace.origin import current_origin, enter
+from broker.wanted.values import NOTHING
 from config.limits import COAP_BODY_BYTES
+from protocols.coap.blockwise import etag_of
 from protocols.coap.containment import Failure, contain, contain_async
 from protocols.coap.errors import InternalError, MethodNotAllowed, NotAcceptable, UnsupportedFormat
 from protocols.coap.images import PATH as IMAGES
 from protocols.coap.images import ImageBlocks
 from protocols.coap.incoming import Incoming
 from protocols.coap.messages import CBOR, JSON, LINK_FORMAT, Code, Option, uint
-from protocols.coap.observers import Observers
+from protocols.coap.observers import WANTED, Observers
 from protocols.coap.requests import (
     BARE,
     CoapRequest,
@@ -57,7 +59,7 @@ from storage.sql import StoreError
 MAX_UNKNOWN_TOKENS: Final = 256
 MAX_WAITING_PER_TOKEN: Final = 64
 
-_DISCOVERY: Final = b'</v1.1/messages>;ct="50 60",</v1.1/actions>;ct="50 60";obs'
+_DISCOVERY: Final = b'</v1.1/messages>;ct="50 60",</v1.1/actions>;ct="50 60";obs,</v1.1/wanted>;ct="50 60";obs'
 _WELL_KNOWN: Final = (b".well-known", b"core")
 #: Most bytes of warnings in an answer: constrained devices have little room.
 _WARNINGS_BYTES: Final = 512
@@ -65,6 +67,7 @@ _WARNINGS_BYTES: Final = 512
 _METHODS: Final[dict[tuple[bytes, ...], int]] = {
     MESSAGES: int(Code.POST),
     (b"v1.1", b"actions"): int(Code.GET),
+    WANTED: int(Code.GET),
 }
 
 
@@ -410,8 +413,29 @@ class Resources:
             options = ((Option.OBSERVE, uint(number)),)
         elif request.observe == 1:
             self._observers.end_path(session, request.path)
+        if request.path[:-1] == WANTED:
+            return self._wanted(session, request, device, options, now)
         body = json_to(request.answer_format, b"{}")
         return in_blocks(CoapResponse(Code.CONTENT, body, request.answer_format, options), request, session.blocks, now)
+
+    def _wanted(
+        self,
+        session: CoapSession,
+        request: CoapRequest,
+        device: Device,
+        options: tuple[tuple[int, bytes], ...],
+        now: float,
+    ) -> CoapResponse:
+        """The values that are wanted of the device; without them, if the peer names their ETag (RFC 7252, 5.10.6.2)."""
+        wanted = self._rooms.wanted
+        document = json_to(request.answer_format, wanted.document(device.key) or NOTHING)
+        wanted.given(device.key)
+        tag = etag_of(document)
+        if tag in request.etags:
+            return CoapResponse(Code.VALID, options=((Option.ETAG, tag), *options))
+        response = CoapResponse(Code.CONTENT, document, request.answer_format, options)
+        in_parts = in_blocks(response, request, session.blocks, now)
+        return in_parts if in_parts is not response else response._replace(options=((Option.ETAG, tag), *options))
 
     # --- Answer after the commit -------------------------------------------------------------------------------------
 

@@ -138,9 +138,12 @@ class CoapSession:
 class Observer:
     """One observation of one session, and its entry among the device's connections."""
 
-    __slots__ = ("connection", "device", "observation", "session")
+    __slots__ = ("connection", "device", "is_of_wanted", "observation", "session")
 
-    def __init__(self, session: CoapSession, device: Device, observation: Observation) -> None:
+    def __init__(
+        self, session: CoapSession, device: Device, observation: Observation, *, is_of_wanted: bool = False
+    ) -> None:
+        self.is_of_wanted = is_of_wanted
         self.session = session
         self.device = device
         self.observation = observation

@@ -260,6 +260,12 @@ class RestCall:
         return () if kind is None else get_args(kind) if isinstance(kind, UnionType) else (kind,)
 
     @cached_property
+    def has_optional_query(self) -> bool:
+        """Whether a request without a query needs no look at it."""
+        is_read = self.takes_query or isinstance(self.on, InQuery)
+        return not is_read and not any(one.required for kind in self.queries for one in msgspec.structs.fields(kind))
+
+    @cached_property
     def body(self) -> Any:
         return self.hints.get("body")
 

@@ -239,7 +239,8 @@ class _Endpoint:
         call = self._call
         caller = performer if isinstance(performer, Caller) else None
         arguments: dict[str, Any] = {}
-        query = Query(request.query) if call.queries else None
+        is_looked_at = bool(call.queries) and (bool(request.query) or not call.has_optional_query)
+        query = Query(request.query) if is_looked_at else None
         if query is not None:
             if self._find_in_query is not None:
                 found = yield self._find_in_query(performer, query)

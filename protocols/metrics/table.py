@@ -37,6 +37,7 @@ _DELETED: Final = "Rows that retention has deleted."
 _ROLLUPS: Final = "The part of rollups; an estimate."
 _TASKS: Final = "Device tasks that ended, by how."
 _LWM2M_ACTIONS: Final = "Actions that were operations on an LWM2M device, by their end."
+_WANTED: Final = "Wanted values that have ended, by how."
 _ENDPOINT: Final[Part] = {
     "sessions": _now("coap_sessions", "Peers that CoAP keeps in memory."),
     "strangers": _now("coap_strangers", "CoAP peers without a request that had a valid device token."),
@@ -265,6 +266,13 @@ BROKER: Final[Mapping[str, Part]] = {
     "downloads": {
         "requests": _total("image_requests", "Requests for firmware images."),
         "bytes_sent": _total("image_sent_bytes", "Bytes of firmware images that were sent."),
+    },
+    "wanted": {
+        "devices": _now("wanted_devices", "Devices of which values are wanted."),
+        "open": _now("wanted_values", "Wanted values that no message has reported yet."),
+        "reached": _total("wanted_ended", _WANTED, end="reached"),
+        "expired": _total("wanted_ended", _WANTED, end="expired"),
+        "given": _total("wanted_given", "Times that devices were given new wanted values."),
     },
     "device actions": {
         "waiting": _now("lwm2m_actions_waiting", "Actions that wait for an LWM2M device."),

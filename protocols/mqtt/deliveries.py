@@ -85,6 +85,8 @@ class Deliveries:
         "_sessions",
         "_settings",
         "_space",
+        "_topics_of_wanted",
+        "_wanted",
     )
 
     def __init__(
@@ -103,6 +105,8 @@ class Deliveries:
         # Subscriptions as the client wrote them, and their QoS. Of two forms of one topic, deliveries go to the later.
         self._actions: dict[bytes, int] = {}
         self._errors: dict[bytes, int] = {}
+        self._topics_of_wanted: dict[bytes, int] = {}
+        self._wanted = rooms.wanted
         self._space = rooms.topics.space
         self._access = rooms.topics.access
         # For the retained messages of new subscriptions, which are sent behind SUBACK.
@@ -160,6 +164,7 @@ class Deliveries:
         self._outbox.put(self._session.accept(properties, is_present=is_present))
         self._outbox.put(self._flow.resume(lasting.deliveries))
         lasting.deliveries = []
+        self.tell_all_wanted()
 
     def leave(self) -> None:
         """The connection has ended. A search goes on for a session that outlives it: the subscription is answered."""
@@ -312,6 +317,8 @@ class Deliveries:
         kind, _, device_id = topic.removeprefix(b"/").rpartition(b"/")
         if device_id != self._device.id.encode():
             return None
+        if kind == b"v1.1/wanted":
+            return self._topics_of_wanted
         return {b"v1.1/actions": self._actions, b"v1.1/errors": self._errors}.get(kind)
 
     # --- Deliveries ---
@@ -326,6 +333,23 @@ class Deliveries:
             note_refusal(self._refusals, "mqtt", error, **about)
         if self._errors and self._outbox.has_room:
             self._outbox.put(self._answers.publish(next(reversed(self._errors)), error_message(error, error_id)))
+
+    def has_new_wanted(self, filters: Sequence[RequestedFilter]) -> bool:
+        """Whether one of these subscribes to the wanted values."""
+        return any(one.topic in self._topics_of_wanted for one in filters)
+
+    def tell_all_wanted(self) -> None:
+        """Send what is wanted of the device, if anything is, to a device that has subscribed to that."""
+        if self._topics_of_wanted and (document := self._wanted.document(self._device.key)) is not None:
+            self.tell_wanted(document)
+
+    def tell_wanted(self, document: bytes) -> None:
+        """Send a change of that. A device that does not keep up gets it with its next connection."""
+        if not self._topics_of_wanted:
+            return
+        packet = self._answers.publish(next(reversed(self._topics_of_wanted)), document)
+        if packet and self._outbox.offer(packet):
+            self._wanted.given(self._device.key)
 
     def deliver(self, action: Action) -> bool:
         """Send an Action to the device; False when it has not subscribed to Actions or does not keep up."""

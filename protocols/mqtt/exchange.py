@@ -411,6 +411,8 @@ class MqttExchange:
         self._outbox.put(self._answers.suback(packet.packet_id, codes, text))
         for error in refused[:MQTT_FILTERS_MAX]:  # the codes are in SUBACK
             self.deliveries.tell(error)
+        if self.deliveries.has_new_wanted(packet.filters):
+            self.deliveries.tell_all_wanted()
         self._search()
 
     def _search(self) -> None:

@@ -208,6 +208,7 @@ class MqttConnection(StreamConnection):
             exclusive=True,
             deliver=exchange.deliveries.deliver,
             close=exchange.close,
+            tell_wanted=exchange.deliveries.tell_wanted,
         )
         self._rooms.routing.connections.enter(self._link)
         return exchange

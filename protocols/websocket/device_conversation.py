@@ -44,7 +44,7 @@ from protocols.websocket.device_channel import (
 )
 from protocols.websocket.errors import DeviceNotRegistered, TokenEnded
 from protocols.websocket.feeds import encodings, recent_mids
-from protocols.websocket.frames import FrameForm
+from protocols.websocket.frames import FrameForm, wanted_frame
 from protocols.websocket.wire import encode_frames
 from storage.keys import Ticket
 from storage.sql import StoreError
@@ -211,6 +211,8 @@ class DeviceConversation(WebSocket):
             if is_entered:
                 self._registers_until = math.inf
                 self._act(self._channel.registration_accepted(request.sdid, meter))
+                if (document := self._rooms.wanted.document(device.key)) is not None:
+                    self._tell_wanted(device, document)
 
     async def _authorize(self, sdid: str, token: str) -> tuple[Device, Reach]:
         """The device and the reach of the token. Raises DomainError, StoreError."""
@@ -236,6 +238,7 @@ class DeviceConversation(WebSocket):
             deliver=self._deliver,
             close=partial(self._end_link, device.id),
             is_allowed=partial(_may_speak_for, reach, device),
+            tell_wanted=partial(self._tell_wanted, device),
         )
         connections.enter(link)
         self._registrations[device.id] = _Registration(device, reach, token, link)
@@ -362,6 +365,10 @@ class DeviceConversation(WebSocket):
 
     def _deliver(self, action: Action) -> bool:
         return self.offer(encodings(self._ingest)[self.form].action(action))
+
+    def _tell_wanted(self, device: Device, document: bytes) -> None:
+        if self.offer(encode_frames((wanted_frame(device.id, document, self.form),))):
+            self._rooms.wanted.given(device.key)
 
     # --- Events of the channel ---
 

@@ -407,6 +407,13 @@ def error_frame(error: DomainError, cid: str | None, form: FrameForm) -> ServerF
     return _render(_Failure(_Error(code, text, cid, **reason_members(error))), form)
 
 
+def wanted_frame(ddid: str, document: bytes, form: FrameForm) -> ServerFrame:
+    """`document`: `{"data":{…}}` with the values that are wanted of the device."""
+    if form is _JSON:
+        return f'{{"type":"wanted","ddid":"{ddid}",{document[1:].decode()}'
+    return _to_message_pack({"type": "wanted", "ddid": ddid, **msgspec.json.decode(document)})
+
+
 def ping(now_ms: int, form: FrameForm) -> ServerFrame:
     return _render(_Ping(now_ms), form)
 

@@ -60,6 +60,7 @@ WHO_HEARS_OF_WHAT = {
     ],
     "DeviceTakenOver": ["Events._device_fact", "RuleInvalidator._members_changed"],
     "DeviceUpdated": ["Events._device_fact", "RuleInvalidator._device_changed"],
+    "DeviceWanted": ["Events._device_fact"],
     "GrantsChanged": [
         "Permissions._grants_changed",
         "Feeds._grants_changed",
@@ -111,6 +112,7 @@ WHO_HEARS_OF_WHAT = {
     "subscription": ["Subscriptions.changed"],
     "task added": ["ManagementEngine._task_added"],
     "tier": ["Tiers.tier_changed"],
+    "wanted": ["Following._changed"],
     "token shortened": ["Tokens._shortened"],
 }
 

@@ -180,7 +180,7 @@ def test_every_block_is_known(world: World) -> None:
 
 
 def test_devices_send_and_get_actions(world: World) -> None:
-    http, batch, mqtt, action, failures = world.find("devices", "sh")
+    http, batch, mqtt, action, wanted, failures = world.find("devices", "sh")
     lamp, channel = world.find("devices", "python")
     assert '{"data":{"mid":"' in world.run("sh", http)
     assert last_data(world) == {"state": True, "intensity": 80}
@@ -201,6 +201,9 @@ def test_devices_send_and_get_actions(world: World) -> None:
         world.run("sh", action)
         output, _ = process.communicate(timeout=60)
     assert (process.returncode, output) == (0, "do setOff\n")
+    waits, sleeps, _, reached = documents(world.run("sh", wanted))
+    assert (waits["data"]["data"], sleeps["wanted"]) == ({"intensity": 30}, {"intensity": 30})
+    assert reached["data"]["fields"]["intensity"]["state"] == "reached"
     registered, sent = world.run("python", channel).splitlines()
     assert json.loads(registered)["data"]["code"] == "200"
     assert json.loads(sent)["data"]["cid"] == "2"

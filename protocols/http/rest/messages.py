@@ -12,6 +12,7 @@ from broker.devices.room import DevicesRoom
 from broker.envelope import Message
 from broker.errors import DomainError
 from broker.messages.room import MessagesRoom
+from broker.wanted.wanted import Wanted
 from config.limits import MAX_DATA_BYTES, MAX_MESSAGE_BODY_BYTES, PAGE_COUNT_DEFAULT
 from protocols.http.calls import ANY_TOKEN, NOTHING, AfterCommit, Chapter, Counted, InQuery, NoWait, RestCall, RestCalls
 from protocols.http.openapi import samples
@@ -29,7 +30,7 @@ from protocols.http.rest.searching import (
     SearchScope,
     found_example,
 )
-from protocols.http.rest.sending import SENDING_REFUSALS, STORED, NewMessage, Sending, StoredMessage
+from protocols.http.rest.sending import SENDING_REFUSALS, STORED, NewMessage, Sending, SendingQuery, StoredMessage
 from protocols.http.schema import (
     Amount,
     Id,
@@ -127,11 +128,11 @@ class _Last(Shape):
 class MessageCalls(RestCalls):
     chapter = MESSAGES
 
-    def __init__(self, accounts: AccountsRoom, devices: DevicesRoom, messages: MessagesRoom) -> None:
+    def __init__(self, accounts: AccountsRoom, devices: DevicesRoom, messages: MessagesRoom, wanted: Wanted) -> None:
         history = messages.history
         self._history = history
         self._readable = Readable(accounts, devices)
-        self._sending = Sending(accounts, devices, messages)
+        self._sending = Sending(accounts, devices, messages, wanted)
         self._searches: Searches[Message] = Searches(
             accounts, devices, "sdid", history.by_mid, history.messages, message_entry
         )
@@ -150,12 +151,15 @@ class MessageCalls(RestCalls):
         summary="Send a message",
         about=f"`data` may have {MAX_DATA_BYTES} bytes as compact JSON. Fields that the Manifest does not declare are "
         "dropped, and named in `warnings`. When nothing remains, the message is stored as a failed one, which no "
-        "search shows (`GET /devices/{did}/failures`). With `type` action it is an Action, as for `POST /actions`.",
+        "search shows (`GET /devices/{did}/failures`). With `type` action it is an Action, as for `POST /actions`. "
+        "With `?wanted` the answer has what is still wanted of the device, for devices that sleep "
+        "(`GET /devices/{did}/wanted`).",
         counted=Counted.MESSAGES,
         body_limit=MAX_MESSAGE_BODY_BYTES,
         answers=STORED,
         refusals=SENDING_REFUSALS,
         nowait=_message_nowait,
+        query=SendingQuery,
     )
     async def send(self, caller: Caller, body: NewMessage) -> AfterCommit[StoredMessage]:
         if body.type.lower() == "action":

@@ -50,6 +50,7 @@ from protocols.http.rest.trial_members import TrialMemberCalls
 from protocols.http.rest.trial_sessions import TrialSessionCalls
 from protocols.http.rest.trials import TrialCalls
 from protocols.http.rest.users import UserCalls
+from protocols.http.rest.wanted import WantedCalls
 
 NOUNS: Final[tuple[type[RestCalls], ...]] = (
     MessageCalls,
@@ -61,6 +62,7 @@ NOUNS: Final[tuple[type[RestCalls], ...]] = (
     DeviceTokenCalls,
     DeviceStatusCalls,
     DeviceTrailCalls,
+    WantedCalls,
     DeviceResourceCalls,
     DeviceShareCalls,
     DeviceTransferCalls,

@@ -1,5 +1,6 @@
 """Sending a message or an Action (reference 9.1): the bodies of both calls, and the way into the store."""
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -27,11 +28,13 @@ from broker.errors import (
 )
 from broker.messages.room import MessagesRoom
 from broker.nesting import check_nesting
+from broker.wanted.wanted import Wanted
 from config.limits import MAX_ACTIONS_PER_MESSAGE
 from protocols.http.allowances import charge_to
 from protocols.http.calls import AfterCommit, Answers
 from protocols.http.openapi import samples
-from protocols.http.reading import Given, Payload, Rule, has_value
+from protocols.http.reading import Given, Payload, Rule, boolean_of, has_value
+from protocols.http.request_context import current_request
 from protocols.http.schema import Id, Shape, about, component, one_of, time_ms
 from storage.keys import Ticket
 
@@ -48,6 +51,7 @@ _CALLS: Final = {
     "minItems": 1,
     "maxItems": MAX_ACTIONS_PER_MESSAGE,
 }
+_WANTED: Final = re.compile(rb"(?:^|[&?])wanted(?:=([^&]*))?(?:&|$)")
 _TS: Final = time_ms("Now by default; at most a minute in the future")
 
 
@@ -74,6 +78,17 @@ class StoredMessage(Shape):
         ]
         | UnsetType
     ) = UNSET
+    wanted: (
+        Annotated[Raw, about("What is wanted of the device, groups nested; with `?wanted` only", type="object")]
+        | UnsetType
+    ) = UNSET
+
+
+class SendingQuery(Shape):
+    wanted: Annotated[
+        bool,
+        about("Whether the answer has what is still wanted of the device; `?wanted` is true"),
+    ] = False
 
 
 def has_device(types: tuple[str, ...], given: Given) -> Sequence[Finding]:
@@ -117,8 +132,11 @@ class NewAction(Shape, kw_only=True):
 class Sending:
     """Stores messages and Actions. They are answered after the commit: every later read sees the message."""
 
-    def __init__(self, accounts: AccountsRoom, devices: DevicesRoom, messages: MessagesRoom) -> None:
+    def __init__(
+        self, accounts: AccountsRoom, devices: DevicesRoom, messages: MessagesRoom, wanted: Wanted | None = None
+    ) -> None:
         self._ingest = messages.ingest
+        self._wanted = wanted
         self._devices = devices.registry
         self._permissions = accounts.permissions
 
@@ -150,7 +168,19 @@ class Sending:
     def _submit(self, device: Device, payload: bytes, body: NewMessage) -> AfterCommit[StoredMessage]:
         charge_to(device)
         dropped: list[DroppedField] = []
-        return self._stored(self._ingest.submit(device, payload, time_of(body.ts), dropped), dropped)
+        ticket = self._ingest.submit(device, payload, time_of(body.ts), dropped)
+        if self._wanted is not None and (query := current_request().query) and wants_wanted(query):
+            return self._stored(ticket, dropped, partial(self._wanted_of, self._wanted, device))
+        return self._stored(ticket, dropped)
+
+    @staticmethod
+    def _wanted_of(wanted: Wanted, device: Device) -> Raw:
+        """The values that the message has not reported, after its commit."""
+        document = wanted.document(device.key)
+        if document is None:
+            return Raw(b"{}")
+        wanted.given(device.key)
+        return Raw(document.removeprefix(b'{"data":').removesuffix(b"}"))
 
     async def action(self, caller: Caller, body: NewMessage | NewAction) -> AfterCommit[StoredMessage]:
         try:
@@ -179,14 +209,23 @@ class Sending:
         await self._permissions.require(caller, device, Permission.WRITE)
         return device
 
-    def _stored(self, ticket: Ticket, dropped: Iterable[DroppedField]) -> AfterCommit[StoredMessage]:
+    def _stored(
+        self, ticket: Ticket, dropped: Iterable[DroppedField], wanted: Callable[[], Raw] | None = None
+    ) -> AfterCommit[StoredMessage]:
         group = self._ingest.group
 
         def answer() -> StoredMessage:
             warnings = [MessageWarning(one.field, one.message) for one in dropped]
-            return StoredMessage(Sent(self._ingest.mid(group.position(ticket))), warnings or UNSET)
+            mid = self._ingest.mid(group.position(ticket))
+            return StoredMessage(Sent(mid), warnings or UNSET, UNSET if wanted is None else wanted())
 
         return AfterCommit(self._ingest, answer)
+
+
+def wants_wanted(query: bytes) -> bool:
+    """Whether the query has `wanted`, with or without a value. The declaration of the call checks the value."""
+    found = _WANTED.search(query)
+    return found is not None and (not found[1] or boolean_of(found[1].decode("latin-1")) is True)
 
 
 def payload_of(raw: Raw, *, anything: bool = False) -> bytes:

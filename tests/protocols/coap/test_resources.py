@@ -275,7 +275,7 @@ async def test_discovery(peer: Peer) -> None:
     peer.request(Code.GET, ".well-known/core")
     answer = peer.take()
     assert option(answer, Option.CONTENT_FORMAT) == uint(LINK_FORMAT)
-    assert answer.payload == b'</v1.1/messages>;ct="50 60",</v1.1/actions>;ct="50 60";obs'
+    assert answer.payload == b'</v1.1/messages>;ct="50 60",</v1.1/actions>;ct="50 60";obs,</v1.1/wanted>;ct="50 60";obs'
 
 
 async def test_discovery_in_small_blocks(peer: Peer) -> None:
@@ -288,7 +288,7 @@ async def test_discovery_in_small_blocks(peer: Peer) -> None:
         assert block >> 4 == number
         if not block & 8:
             break
-    assert body == b'</v1.1/messages>;ct="50 60",</v1.1/actions>;ct="50 60";obs'
+    assert body == b'</v1.1/messages>;ct="50 60",</v1.1/actions>;ct="50 60";obs,</v1.1/wanted>;ct="50 60";obs'
     peer.request(Code.GET, ".well-known/core", options=[(Option.BLOCK2, uint(9 << 4))])
     assert error(peer.take())[0] == "4.00"
 

@@ -97,6 +97,9 @@ GET /devices/{device}/failures 4001
 GET /devices/{device}/refusals -
 GET /devices/{device}/dropped -
 GET /devices/{device}/lwm2m -
+GET /devices/{device}/wanted -
+PUT /devices/{device}/wanted 400
+DELETE /devices/{device}/wanted -
 GET /devices/{device}/quota -
 POST /devices/{device}/shares 400
 GET /devices/{device}/shares 4001

@@ -85,6 +85,9 @@ GET /devices/{}/failures
 GET /devices/{}/refusals
 GET /devices/{}/dropped
 GET /devices/{}/lwm2m
+GET /devices/{}/wanted
+PUT /devices/{}/wanted
+DELETE /devices/{}/wanted
 GET /devices/{}/quota
 POST /devices/{}/providerauth
 DELETE /devices/{}/providerauth

@@ -1,0 +1,1 @@
+"""Wanted state: values that wait until a device reports them (reference 9.10)."""

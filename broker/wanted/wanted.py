@@ -1,0 +1,256 @@
+"""Sets, shows and withdraws the wanted values of devices (reference 9.10)."""
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from broker.clock import Clock
+from broker.cluster.kinds import WANTED
+from broker.devices.registry import Device
+from broker.errors import (
+    DestinationDeviceDisabled,
+    DeviceNotFound,
+    ValidationFailed,
+    invalid,
+    too_long,
+)
+from broker.messages.folds import Fields
+from broker.messages.snapshots import Snapshots
+from broker.trace.audit import AuditEvent, note
+from broker.trace.origin import current_origin
+from broker.wanted.following import Following, OpenValue, end_in, tell
+from broker.wanted.values import (
+    NOT_SETTABLE,
+    Given,
+    WantedState,
+    document_of,
+    is_reached,
+    json_of,
+    read_wanted,
+    shortly,
+)
+from config.limits import MAX_DATA_BYTES, WANTED_FIELDS_MAX, WANTED_OF_USER
+from storage.database import Database, Transaction
+from storage.keys import DeviceKey, Milliseconds, Position
+from storage.wanted import WantedEnd, WantedRecord
+
+_decode: Final = msgspec.json.Decoder().decode
+TOO_MANY_OF_USER: Final = invalid(f"at most {WANTED_OF_USER} values wait for the devices of a user")
+
+
+class Before(msgspec.Struct, frozen=True):
+    """The values that a device had reported, with the rows up to `position`."""
+
+    position: Position
+    fields: Fields
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """Values that are to be wanted of a device. `author` is an actor, such as `user …`, or a rule or scene."""
+
+    device: Device
+    values: Given
+    expires_after: int
+    author: str
+    before: Before
+
+
+class WantedField(msgspec.Struct, frozen=True):
+    """A field as it is shown. `reported` is the last value that the device has reported, None without one; `text` a
+    sentence."""
+
+    field: str
+    wanted: Any
+    since: Milliseconds
+    by: str
+    expires_on: Milliseconds
+    reported: Any
+    reported_ts: Milliseconds | None
+    state: WantedState
+    text: str
+
+
+class WantedView(msgspec.Struct, frozen=True):
+    """`document`: what the device gets."""
+
+    document: bytes
+    fields: Sequence[WantedField]
+
+
+class Wanted:
+    """The caller checks permissions."""
+
+    def __init__(self, database: Database, clock: Clock, snapshots: Snapshots, following: Following) -> None:
+        self._database = database
+        self._clock = clock
+        self._snapshots = snapshots
+        self._following = following
+
+    async def put(self, device: Device, data: bytes, *, expires_after: int, application_id: str | None) -> WantedView:
+        """Want these values of a device; null withdraws what is wanted of the field. Other fields stay as they are.
+
+        Raises:
+            DestinationDeviceDisabled: the device is disabled.
+            ValidationFailed: the Manifest refuses a value, or there are too many.
+            DeviceNotFound: it was deleted.
+        """
+        values = read_wanted(data, device.manifest.manifest)
+        before = await self.before(device.key)
+        wish = Wish(device, values, expires_after, current_origin().actor, before)
+        await self._database.write(lambda tx: self.put_in(tx, wish, application_id=application_id))
+        return await self.show(device)
+
+    async def before(self, device: DeviceKey) -> Before:
+        """To be asked for before a wish is put."""
+        position = await self._database.read(lambda tx: tx.messages.last_position())
+        return Before(position, await self._snapshots.of(device))
+
+    def put_in(self, tx: Transaction, wish: Wish, *, application_id: str | None = None) -> None:
+        """Put a wish in the caller's transaction. Raises as `put`."""
+        device, now_ms = wish.device.key, self._clock.now_ms()
+        known = tx.devices.device(device)
+        if known is None or known.owner != wish.device.owner:
+            raise DeviceNotFound(wish.device.id)
+        if not known.enabled:
+            raise DestinationDeviceDisabled
+        before = {one.field: one for one in tx.wanted.of_device(device)}
+        revision = 1 + max((one.revision for one in before.values()), default=0)
+        after, changed, reached = dict(before), list[str](), list[WantedEnd]()
+        for path, one in wish.values.items():
+            if one is None:
+                if after.pop(path, None) is not None:
+                    tx.wanted.withdraw(device, path)
+                    changed.append(path)
+                continue
+            field, value = one
+            record = WantedRecord(
+                device,
+                path,
+                json_of(value),
+                field.tolerance,
+                revision,
+                now_ms,
+                wish.author,
+                Milliseconds(now_ms + wish.expires_after * 1000),
+                WantedState.WAITING,
+                None,
+                None,
+                None,
+                "",
+                wish.before.position,
+            )
+            same = before.get(path)
+            if same is not None and same.ended_on is None and same.value == record.value:
+                # It goes on waiting, from when it was first wanted.
+                record = msgspec.structs.replace(same, expires_on=record.expires_on, author=record.author)
+            else:
+                changed.append(path)
+                reported = wish.before.fields.get(path)
+                if reported is not None and is_reached(reported[2], value, field.tolerance):
+                    reached.append(WantedEnd(device, path, revision, now_ms, WantedState.REACHED, json_of(reported[2])))
+            after[path] = record
+        if len(after) > WANTED_FIELDS_MAX:
+            raise ValidationFailed.of("data", too_long(WANTED_FIELDS_MAX))
+        open_ = [one for one in after.values() if one.ended_on is None]
+        if len(document_of(open_)) > MAX_DATA_BYTES:
+            raise ValidationFailed.of("data", too_long(MAX_DATA_BYTES))
+        others = sum(one.ended_on is None for one in before.values())
+        if tx.wanted.number_of_owner(known.owner) - others + len(open_) > WANTED_OF_USER:
+            raise ValidationFailed.of("data", TOO_MANY_OF_USER)
+        tx.wanted.put(after[path] for path, one in wish.values.items() if one is not None)
+        tx.tell(WANTED, device)
+        if changed:
+            event = AuditEvent.WANTED_SET
+            note(tx, event, f"device {known.id}", now_ms=now_ms, actor=wish.author, fields=",".join(sorted(changed)))
+            tell(tx, device, "changed", changed, application_id, now_ms)
+        end_in(tx, reached, now_ms)
+
+    async def withdraw(self, device: Device, *, application_id: str | None) -> None:
+        """Nothing is wanted of the device any more."""
+        now_ms = self._clock.now_ms()
+
+        def work(tx: Transaction) -> None:
+            open_ = [one.field for one in tx.wanted.open_of(device.key)]
+            if not tx.wanted.drop(device.key):
+                return
+            tx.tell(WANTED, device.key)
+            note(tx, AuditEvent.WANTED_WITHDRAWN, f"device {device.id}", now_ms=now_ms, fields=",".join(open_))
+            if open_:
+                tell(tx, device.key, "changed", open_, application_id, now_ms)
+
+        await self._database.write(work)
+
+    async def refuse(self, device: DeviceKey, one: OpenValue, reason: str) -> None:
+        """The device does not take the value. `reason` is a sentence."""
+        record, now_ms = one.record, self._clock.now_ms()
+        end = WantedEnd(device, record.field, record.revision, record.since, WantedState.REFUSED, reason=reason)
+        await self._database.write(lambda tx: end_in(tx, [end], now_ms))
+
+    async def show(self, device: Device) -> WantedView:
+        """The values of the last days, open and ended. It includes what every acknowledged message has reported."""
+        records = await self._database.read(lambda tx: tx.wanted.of_device(device.key))
+        fields = await self._snapshots.of(device.key) if records else {}
+        open_ = self._following.open_of(device.key)
+        shown = [_shown(one, open_.get(one.field), fields, device) for one in records]
+        document = self._following.document(device.key) or document_of(())
+        return WantedView(document, shown)
+
+    def document(self, device: DeviceKey) -> bytes | None:
+        """The open values for the device; None without one."""
+        return self._following.document(device)
+
+    def given(self, device: DeviceKey) -> None:
+        """The device was given its document."""
+        self._following.given(device)
+
+    async def step(self) -> None:
+        """Store the ends that are due."""
+        while await self._following.step():
+            pass
+
+    def open_of(self, device: DeviceKey) -> Mapping[str, OpenValue]:
+        return self._following.open_of(device)
+
+
+def _shown(record: WantedRecord, open_: OpenValue | None, fields: Fields, device: Device) -> WantedField:
+    state, ts, reported = WantedState(record.state), None, None
+    if (last := fields.get(record.field)) is not None:
+        ts, _, reported = last
+    has_reached = None if record.reported is None else _decode(record.reported)
+    if record.ended_on is None and open_ is not None and open_.reached is not None:
+        state, has_reached = WantedState.REACHED, open_.reported
+    return WantedField(
+        field=record.field,
+        wanted=_decode(record.value),
+        since=record.since,
+        by=record.author,
+        expires_on=record.expires_on,
+        reported=reported,
+        reported_ts=ts,
+        state=state,
+        text=_sentence(record, state, reported, has_reached, device),
+    )
+
+
+def _sentence(record: WantedRecord, state: WantedState, reported: Any, reached: Any, device: Device) -> str:
+    now = "The device has reported no value of the field" if reported is None else f"It reports {shortly(reported)}"
+    match state:
+        case WantedState.REACHED:
+            return f"The device has reported {shortly(reached)}."
+        case WantedState.EXPIRED:
+            return f"The device did not report it by {_when(record.expires_on)}. {now}."
+        case WantedState.REFUSED:
+            return record.reason
+    field = device.manifest.manifest.field_at(record.field)
+    if field is None or not field.settable:
+        return f"The device's Manifest has changed: {NOT_SETTABLE if field else 'it has no such field'}."
+    until = f"{now}. It is wanted until {_when(record.expires_on)}."
+    if record.sent_on is not None:
+        return f"The device was given it at {_when(record.sent_on)}, and has not reported it yet. {until}"
+    return f"The device has not been given it yet. {until}"
+
+
+def _when(at_ms: Milliseconds) -> str:
+    return dt.datetime.fromtimestamp(at_ms / 1000, dt.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

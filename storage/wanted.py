@@ -1,0 +1,138 @@
+"""Values that are wanted of devices, until a message reports them. The caller holds the transaction."""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from storage.keys import DeviceKey, Milliseconds, Position, UserKey
+from storage.sql import Store
+
+_FOLLOWED: Final = "wanted"
+
+
+class WantedRecord(msgspec.Struct, frozen=True):
+    """A field of a device for which a value is wanted; `value` and `reported` are JSON.
+
+    `revision` grows with each change of the device's wanted values. `author` is an actor, such as `user …`, or the rule
+    or scene. Messages behind `position` are looked at. `ended_on` is None while it is open.
+    """
+
+    device: DeviceKey
+    field: str
+    value: str
+    tolerance: float | None
+    revision: int
+    since: Milliseconds
+    author: str
+    expires_on: Milliseconds
+    state: str
+    sent_on: Milliseconds | None
+    ended_on: Milliseconds | None
+    reported: str | None
+    reason: str
+    position: Position
+
+
+class WantedEnd(msgspec.Struct, frozen=True):
+    """The end of an open one, if it is still the one with this revision and time."""
+
+    device: DeviceKey
+    field: str
+    revision: int
+    since: Milliseconds
+    state: str
+    reported: str | None = None
+    reason: str = ""
+
+
+_NAMES: Final = WantedRecord.__struct_fields__
+_COLUMNS: Final = ", ".join(_NAMES)
+
+
+class WantedStore(Store):
+    def of_device(self, device: DeviceKey) -> list[WantedRecord]:
+        """By field; ended ones, too."""
+        return self._find("device = :device ORDER BY field", {"device": device})
+
+    def open_of(self, device: DeviceKey) -> list[WantedRecord]:
+        return self._find("device = :device AND ended_on IS NULL ORDER BY field", {"device": device})
+
+    def all_open(self) -> list[WantedRecord]:
+        return self._find("ended_on IS NULL ORDER BY device, field", {})
+
+    def _find(self, where: str, given: dict[str, object]) -> list[WantedRecord]:
+        found = self._db.execute(f"SELECT {_COLUMNS} FROM wanted WHERE {where}", given)  # noqa: S608 - constants
+        return [WantedRecord(*row) for row in found.tuples()]
+
+    def number_of_owner(self, owner: UserKey) -> int:
+        """How many are open for a user's devices."""
+        return self._number_of(
+            "FROM wanted WHERE ended_on IS NULL AND device IN (SELECT key FROM device WHERE owner = :owner)",
+            {"owner": owner},
+        )
+
+    def put(self, records: Iterable[WantedRecord]) -> None:
+        rows = [[getattr(record, name) for name in _NAMES] for record in records]
+        if rows:
+            self._db.put_many("wanted", _NAMES, ("device", "field"), rows)
+
+    def withdraw(self, device: DeviceKey, field: str) -> None:
+        self._db.execute(
+            "DELETE FROM wanted WHERE device = :device AND field = :field", {"device": device, "field": field}
+        )
+
+    def drop(self, device: DeviceKey) -> bool:
+        """Remove all of a device; return whether there were any."""
+        found = self._db.execute("DELETE FROM wanted WHERE device = :device RETURNING field", {"device": device})
+        return bool(list(found))
+
+    def sent(self, device: DeviceKey, upto: int, *, now_ms: int) -> bool:
+        """The device was given what is wanted up to this revision; return whether that is new."""
+        found = self._db.execute(
+            "UPDATE wanted SET state = 'sent', sent_on = :now WHERE device = :device AND state = 'waiting'"
+            " AND revision <= :upto RETURNING field",
+            {"device": device, "upto": upto, "now": now_ms},
+        )
+        return bool(list(found))
+
+    def end(self, end: WantedEnd, *, now_ms: int) -> bool:
+        """Return whether it was open."""
+        found = self._db.execute(
+            "UPDATE wanted SET state = :state, ended_on = :now, reported = :reported, reason = :reason"
+            " WHERE device = :device AND field = :field AND revision = :revision AND since = :since"
+            " AND ended_on IS NULL RETURNING field",
+            {**msgspec.structs.asdict(end), "now": now_ms},
+        )
+        return bool(list(found))
+
+    def due(self, now_ms: int, *, limit: int) -> list[WantedRecord]:
+        """Open ones whose time is over, the oldest first."""
+        return self._find(
+            "ended_on IS NULL AND expires_on <= :now ORDER BY expires_on, device, field LIMIT :limit",
+            {"now": now_ms, "limit": limit},
+        )
+
+    def sweep(self, before_ms: int, *, limit: int) -> int:
+        """Remove some that ended before this time; return how many."""
+        found: Sequence[object] = list(
+            self._db.execute(
+                "DELETE FROM wanted WHERE (device, field) IN (SELECT device, field FROM wanted"
+                " WHERE ended_on IS NOT NULL AND ended_on < :before ORDER BY ended_on, device, field LIMIT :limit)"
+                " RETURNING field",
+                {"before": before_ms, "limit": limit},
+            )
+        )
+        return len(found)
+
+    def position(self) -> Position:
+        """All messages up to here were compared with the open ones."""
+        row = self._db.execute("SELECT value FROM counter WHERE name = :name", {"name": _FOLLOWED}).one()
+        return Position(0 if row is None else row["value"])
+
+    def note_position(self, position: Position) -> None:
+        self._db.execute(
+            "INSERT INTO counter (name, value) VALUES (:name, :position) ON CONFLICT (name)"
+            " DO UPDATE SET value = excluded.value WHERE excluded.value > counter.value",
+            {"name": _FOLLOWED, "position": position},
+        )
