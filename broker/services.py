@@ -25,6 +25,7 @@ from broker.export.exports import Exports
 from broker.export.room import open_export
 from broker.facts import Router
 from broker.files import Files
+from broker.home_assistant.room import HomeAssistantRoom, open_home_assistant
 from broker.leaving.room import LeavingRoom, open_leaving
 from broker.life import Life
 from broker.limits.room import LimitsRoom, open_limits
@@ -87,6 +88,7 @@ class Services(msgspec.Struct, frozen=True):
     models: ModelsRoom
     rules: RulesRoom
     subscriptions: SubscriptionsRoom
+    home_assistant: HomeAssistantRoom
     leaving: LeavingRoom
     provisioning: Provisioning
     operating: OperatingRoom
@@ -227,6 +229,7 @@ async def _open_rooms(
     models = await open_models(core, accounts, devices, learner)
     rules = await open_rules(core, mail, accounts, device_types, devices, messages, rule_requests, models)
     subscriptions = await open_subscriptions(core, mail, accounts, device_types, devices, messages, callbacks, streams)
+    home_assistant = await open_home_assistant(core, devices, messages, topics)
     leaving = await open_leaving(core, mail, accounts, devices, messages, export)
     provisioning = await open_provisioning(
         core,
@@ -264,6 +267,7 @@ async def _open_rooms(
         models=models,
         rules=rules,
         subscriptions=subscriptions,
+        home_assistant=home_assistant,
         leaving=leaving,
         provisioning=provisioning,
         operating=await open_operating(core, accounts, device_types, subscriptions),

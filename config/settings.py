@@ -33,6 +33,7 @@ from config.limits import (
     FEEDS_PER_APPLICATION,
     FEEDS_PER_TOKEN,
     FEEDS_PER_USER,
+    HOME_PREFIX,
     IMAGE_MAX_BYTES,
     MQTT_OPEN_PACKET_BYTES,
     MQTT_PACKET_BYTES,
@@ -359,6 +360,13 @@ class ConsoleSettings(_Table, frozen=True):
     keep_backups: int = 7
 
 
+class HomeAssistant(_Table, frozen=True):
+    """A user whose devices are announced to Home Assistant. `prefix` is its discovery prefix."""
+
+    user: str  # an e-mail address, an id or a user name
+    prefix: str = HOME_PREFIX
+
+
 class Settings(_Table, frozen=True):
     state_dir: Path
     public_url: str = ""
@@ -383,6 +391,7 @@ class Settings(_Table, frozen=True):
     metrics: Metrics = Metrics()
     console: ConsoleSettings = ConsoleSettings()
     tracing: Tracing = Tracing()
+    home_assistant: tuple[HomeAssistant, ...] = ()
     grace_seconds: float = 5.0
 
     @property

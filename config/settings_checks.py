@@ -44,6 +44,7 @@ def problems(settings: "Settings") -> Iterator[str]:
     yield from _of_storage(settings)
     yield from _of_mail(settings)
     yield from _of_payments(settings.payments)
+    yield from _of_home_assistant(settings)
 
 
 def _of_tls(settings: "Settings") -> Iterator[str]:
@@ -215,6 +216,27 @@ def _of_mail(settings: "Settings") -> Iterator[str]:
         Sender.of(settings.outbound.mail_from, settings.public_url)
     except ValueError as error:
         yield f"outbound.mail_from: {error}"
+
+
+def _of_home_assistant(settings: "Settings") -> Iterator[str]:
+    entries = settings.home_assistant
+    if entries and settings.mqtt.topics != "open":
+        yield 'home_assistant: needs mqtt.topics = "open"'
+    users = [one.user for one in entries]
+    for index, one in enumerate(entries):
+        if not one.user.strip():
+            yield f"home_assistant[{index}].user: expected an e-mail address, an id or a user name"
+        elif one.user in users[:index]:
+            yield f"home_assistant[{index}].user: is there twice"
+        if problem := _of_prefix(one.prefix):
+            yield f"home_assistant[{index}].prefix: {problem}"
+
+
+def _of_prefix(prefix: str) -> str:
+    """The problem of a discovery prefix; empty without one."""
+    if not re.fullmatch(r"[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+){0,9}", prefix) or len(prefix) > 200:
+        return "expected letters, digits, _ and -, in levels with / between them"
+    return "trunkline is for the states of devices" if prefix.split("/", maxsplit=1)[0] == "trunkline" else ""
 
 
 def _of_payments(payments: "PaymentSettings") -> Iterator[str]:

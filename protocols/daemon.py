@@ -59,7 +59,7 @@ from protocols.operation.interpreter import (
     switch_threads_often,
 )
 from protocols.operation.operating import DaemonMachine
-from protocols.operation.reload import Load, Reloading, renew_limits
+from protocols.operation.reload import Load, Reloading, renew_homes, renew_limits
 from protocols.operation.standby import Serving, serving_alone, serving_together, when_the_store_answers
 from protocols.operation.start_check import check_store
 from protocols.operation.state import StateDirectory, lock_state, read_state
@@ -234,7 +234,7 @@ async def _run(
             )
         )
         has_begun()
-        reloading.others.append(partial(renew_limits, services))
+        reloading.others += [partial(renew_limits, services), partial(renew_homes, services)]
         _observe(services.core, engine)
         if traces is not None:
             traces.after_routing(database, services.messages.ingest)

@@ -12,7 +12,8 @@ _COLUMNS: Final = ("topic", "payload", "qos", "properties", "expires_on", "owner
 
 class RetainedRecord(msgspec.Struct, frozen=True):
     """A row of `mqtt_retained`. `properties` are encoded, empty when there are none. `owner` is the user whose device
-    has sent it; None where that is not known."""
+    has sent it; None where that is not known. `audience`: the message is the service's own, for devices of these users,
+    and in no row."""
 
     topic: bytes
     payload: bytes
@@ -20,6 +21,7 @@ class RetainedRecord(msgspec.Struct, frozen=True):
     properties: bytes
     expires_on: Milliseconds | None
     owner: UserKey | None = None
+    audience: frozenset[UserKey] | None = None
 
 
 class TopicRuleRecord(msgspec.Struct, frozen=True):

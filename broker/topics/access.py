@@ -5,7 +5,7 @@ type or of its owner allows.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from broker.devices.registry import Device
 from broker.facts import FactPhase, Router, TopicRulesChanged
@@ -16,8 +16,16 @@ from storage.mqtt_topics import TopicRuleRecord
 _OWN_ID: Final = "%d"
 
 
+class Reserved(Protocol):
+    """Topics that the service has for a purpose of its own. A rule cannot open them."""
+
+    def may_publish(self, device: Device, topic: bytes) -> bool: ...
+    def may_subscribe(self, device: Device, filter_: bytes) -> bool: ...
+
+
 class TopicAccess:
     def __init__(self, router: Router, rules: Iterable[TopicRuleRecord]) -> None:
+        self._reserved: list[Reserved] = []
         self._rules: dict[tuple[str, int], list[TopicRuleRecord]] = {}
         self._put(rules)
         router.subscribe(TopicRulesChanged, lambda fact: self._put(fact.rules), FactPhase.STATE)
@@ -27,11 +35,19 @@ class TopicAccess:
         for rule in rules:
             self._rules.setdefault((rule.kind, rule.subject), []).append(rule)
 
+    def reserve(self, reserved: Reserved) -> None:
+        """What these refuse is refused from now on."""
+        self._reserved.append(reserved)
+
     def may_publish(self, device: Device, topic: bytes) -> bool:
+        if not all(one.may_publish(device, topic) for one in self._reserved):
+            return False
         return not self._rules or any(rule.publish and matches(pattern, topic) for rule, pattern in self._of(device))
 
     def may_subscribe(self, device: Device, filter_: bytes) -> bool:
         wanted = without_group(filter_)
+        if not all(one.may_subscribe(device, wanted) for one in self._reserved):
+            return False
         return not self._rules or any(rule.subscribe and covers(pattern, wanted) for rule, pattern in self._of(device))
 
     def _of(self, device: Device) -> Iterator[tuple[TopicRuleRecord, bytes]]:

@@ -4,6 +4,7 @@ import msgspec
 
 from broker.core import Core
 from broker.device_sessions.room import DeviceSessionsRoom
+from broker.facts import DeviceTakenOver, FactPhase
 from broker.topics.access import TopicAccess
 from broker.topics.space import TopicSpace
 
@@ -21,5 +22,6 @@ async def open_topics(core: Core, device_sessions: DeviceSessionsRoom) -> Topics
     access = TopicAccess(core.router, await core.database.read(lambda tx: tx.mqtt_topics.rules()))
     if core.settings.mqtt.topics == "service":
         return TopicsRoom(None, access)
+    core.router.subscribe(DeviceTakenOver, lambda fact: space.hand_over(fact.device, fact.owner), FactPhase.STATE)
     await space.resume()
     return TopicsRoom(space, access)

@@ -5,7 +5,8 @@ retained ones in the store; both are written with the commit that acknowledges t
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
@@ -83,6 +84,11 @@ class TopicMessage(msgspec.Struct, frozen=True):
     expires_on: Milliseconds | None
 
 
+#: Hears of each message that a device publishes, with the device and its owner; True: nobody else is to get it. Raises
+#: DomainError for one that is refused.
+Hearer = Callable[[TopicMessage, DeviceKey, UserKey], bool]
+
+
 class TopicStatistics(msgspec.Struct, frozen=True):
     subscriptions: int
     retained: int
@@ -157,6 +163,7 @@ class TopicSpace:
         self._queued: dict[UserKey, int] = {}
         self._messages = self._deliveries = 0
         self._paces: dict[DeviceKey, Pace] = {}
+        self._hearers: list[Hearer] = []
         sessions.on_end(self.forget)
 
     async def resume(self) -> None:
@@ -169,6 +176,10 @@ class TopicSpace:
             for filter_, subscription in session.subscriptions.items():
                 if not filter_.startswith(SERVICE) and (owner := owners.get(session.device)) is not None:
                     self._add(session.device, owner, filter_, subscription)
+
+    def hear(self, hearer: Hearer) -> None:
+        """Call `hearer` with the messages of devices, before anybody gets them."""
+        self._hearers.append(hearer)
 
     def pace(self, device: DeviceKey, line: Overhead) -> Pace:
         """The allowance of a device, whose connections share it: here each of them can make the daemon write much."""
@@ -211,17 +222,19 @@ class TopicSpace:
             return iter(())
         if b"+" not in filter_ and b"#" not in filter_:
             found = self._retained.get(filter_)
-            return iter(() if found is None or _has_expired(found, self._clock.now_ms()) else (found,))
+            is_sent = found is not None and not _has_expired(found, self._clock.now_ms()) and _is_for(found, owner)
+            return iter((found,) if is_sent else ())
         if self._all_retained is None:
             self._all_retained = tuple(self._retained.values())
-        return self._search(filter_, self._all_retained)
+        return self._search(filter_, self._all_retained, owner)
 
-    def _search(self, filter_: bytes, all_retained: tuple[RetainedRecord, ...]) -> Search:
+    def _search(self, filter_: bytes, all_retained: tuple[RetainedRecord, ...], owner: UserKey) -> Search:
         """A message that was replaced or deleted since the subscription is left out: the subscriber was told then."""
         retained, now_ms, found = self._retained, self._clock.now_ms(), 0
         is_match = pattern_of(filter_).fullmatch
         for one in all_retained:
-            if is_match(one.topic) and not _has_expired(one, now_ms) and retained.get(one.topic) is one:
+            is_sent = is_match(one.topic) and not _has_expired(one, now_ms) and _is_for(one, owner)
+            if is_sent and retained.get(one.topic) is one:
                 yield one
                 found += 1
                 if found == MQTT_WAITING_MESSAGES:
@@ -251,6 +264,18 @@ class TopicSpace:
             self._drop(device, filter_)
         self._owners.pop(device, None)
 
+    def hand_over(self, device: DeviceKey, owner: UserKey) -> None:
+        """The device has another owner."""
+        former = self._owners.get(device)
+        if former is None or former == owner:
+            return
+        weight = sum(map(_weight, self._subscriptions[device]))
+        self._subscribed[former] -= weight
+        if not self._subscribed[former]:
+            del self._subscribed[former]
+        self._subscribed[owner] = self._subscribed.get(owner, 0) + weight
+        self._owners[device] = owner
+
     def _add(self, device: DeviceKey, owner: UserKey, filter_: bytes, subscription: TopicSubscriptionRecord) -> None:
         own = self._subscriptions.setdefault(device, {})
         if filter_ not in own:
@@ -263,32 +288,42 @@ class TopicSpace:
     # --- Messages ---
 
     def distribute(self, message: TopicMessage, source: DeviceKey, owner: UserKey, pace: Pace) -> None:
-        """Publish as `publish` does, and charge the cost to the connection's allowance. Raises TooManyRetained."""
+        """Publish what a device sends as `publish` does, and charge the cost to the connection's allowance. Raises
+        TooManyRetained, and what a hearer refuses."""
+        for hear in self._hearers:
+            if hear(message, source, owner):
+                return
         if message.retain:
             pace.spend(_RETAINED_FRAMES + len(message.payload) // _RETAINED_BYTES_OF_A_FRAME)
         reached = self.publish(message, source, owner)
         if reached > _FAN_OUT:
             pace.spend(reached)
 
-    def publish(self, message: TopicMessage, source: DeviceKey, owner: UserKey) -> int:
+    def publish(
+        self, message: TopicMessage, source: DeviceKey, owner: UserKey, *, audience: frozenset[UserKey] | None = None
+    ) -> int:
         """Deliver a message to all who subscribe to its topic; return what that cost, in deliveries. The topic is
         valid.
 
-        What must be durable commits with the open group. Raises TooManyRetained.
+        What must be durable commits with the open group. With an `audience`, the service itself is the source: only
+        devices of these users get the message, and it is retained in memory alone. Raises TooManyRetained.
         """
         if message.retain:
-            self._retain(message, owner)
+            self._retain(message, owner, audience)
         self._messages += 1
         plain, groups = self._tree.match(message.topic)
         cost, looked_at = 0, sum(map(len, plain))
         for device, subscriptions in _by_device(plain).items():
-            cost += self._deliver(device, message, subscriptions, source)
+            if audience is None or self._owners.get(device) in audience:
+                cost += self._deliver(device, message, subscriptions, source)
         for group in groups:
-            paid, passed = self._deliver_to_one(group, message, source)
+            paid, passed = self._deliver_to_one(group, message, source, audience)
             cost, looked_at = cost + paid, looked_at + passed
         return cost + looked_at // _LOOKS_OF_A_DELIVERY
 
-    def _deliver_to_one(self, group: SharedSubscription, message: TopicMessage, source: DeviceKey) -> tuple[int, int]:
+    def _deliver_to_one(
+        self, group: SharedSubscription, message: TopicMessage, source: DeviceKey, audience: frozenset[UserKey] | None
+    ) -> tuple[int, int]:
         """Deliver to a member who is connected; else the message waits for the first whose session lasts. Returns
         what that cost, as `_deliver`, and how many were looked at."""
         passed = 0
@@ -296,6 +331,8 @@ class TopicSpace:
             for device, one in group.members.items():
                 passed += 1
                 if not may_be_away and not self._sessions.is_connected(device):
+                    continue
+                if audience is not None and self._owners.get(device) not in audience:
                     continue
                 if paid := self._deliver(device, message, [one], source):
                     group.move_to_end(device)
@@ -331,23 +368,41 @@ class TopicSpace:
 
     # --- Retained messages ---
 
-    def _retain(self, message: TopicMessage, owner: UserKey) -> None:
+    def _retain(self, message: TopicMessage, owner: UserKey, audience: frozenset[UserKey] | None) -> None:
         if not message.payload:
             if (known := self._retained.pop(message.topic, None)) is not None:
                 self._all_retained = None
                 self._count(known, -1)
-                self._database.write_nowait(partial(_forget, message.topic), size=WRITE_BYTES)
+                self._forget_stored(known)
             return
         wanted = RetainedRecord(
-            message.topic, message.payload, message.qos, message.properties, message.expires_on, owner
+            message.topic, message.payload, message.qos, message.properties, message.expires_on, owner, audience
         )
         if self._lacks_room(wanted, owner) is not None:
             self._drop_expired()
             if (refusal := self._lacks_room(wanted, owner)) is not None:
                 raise refusal
+        if audience is not None:
+            if (known := self._retained.get(message.topic)) is not None:
+                self._forget_stored(known)
+            self._keep(wanted)
+            return
         self._keep(wanted)
         size = _size(wanted) + WRITE_BYTES
         self._database.write_nowait(lambda tx: tx.mqtt_topics.retain(wanted), size=size)
+
+    def _forget_stored(self, message: RetainedRecord) -> None:
+        if message.audience is None:
+            self._database.write_nowait(partial(_forget, message.topic), size=WRITE_BYTES)
+
+    def drop_retained(self, pattern: re.Pattern[bytes]) -> None:
+        """Remove what devices have retained at topics that the service has for itself from now on."""
+        for message in [one for one in self._retained.values() if pattern.fullmatch(one.topic)]:
+            if message.audience is None:
+                del self._retained[message.topic]
+                self._all_retained = None
+                self._count(message, -1)
+                self._forget_stored(message)
 
     def _lacks_room(self, wanted: RetainedRecord, owner: UserKey) -> TooManyRetained | None:
         """The refusal of a retained message that exceeds a bound once it replaces the present one; else None."""
@@ -432,6 +487,10 @@ def _weight(filter_: bytes) -> int:
 
 def _size(message: RetainedRecord) -> int:
     return len(message.topic) + len(message.payload) + len(message.properties)
+
+
+def _is_for(message: RetainedRecord, owner: UserKey) -> bool:
+    return message.audience is None or owner in message.audience
 
 
 def _has_expired(message: RetainedRecord, now_ms: int) -> bool:

@@ -160,6 +160,12 @@ BROKER: Final[Mapping[str, Part]] = {
         "messages": _total("mqtt_topic_messages", "Messages of the open topic space."),
         "deliveries": _total("mqtt_topic_deliveries", "Deliveries of messages of the open topic space."),
     },
+    "home assistant": {
+        "homes": _now("home_assistant_users", "Users whose devices are announced to Home Assistant."),
+        "devices": _now("home_assistant_devices", "Devices that are announced to Home Assistant."),
+        "waiting": _now("home_assistant_waiting", "Devices and messages that wait to be shown in Home Assistant."),
+        "actions": _total("home_assistant_actions", "Actions that came from Home Assistant."),
+    },
     "mqtt sessions": {
         "connected": _now("mqtt_lasting_connections", "MQTT connections where sessions may outlive them."),
         "resumed": _total("mqtt_sessions_resumed", "MQTT sessions that went on with a new connection."),

@@ -18,7 +18,7 @@ from protocols.coap.dtls.errors import DtlsUnavailable
 from protocols.operation import systemd
 
 #: Tables and keys that are taken; every other one needs a restart.
-_TAKEN: Final = ("tls", "log", "limits", "metrics", "grace_seconds")
+_TAKEN: Final = ("tls", "log", "limits", "metrics", "home_assistant", "grace_seconds")
 #: Keys of these tables that need a restart all the same: connections hold the objects that they switch off.
 KEPT_LIMITS: Final = ("rate_limits", "quotas")
 
@@ -79,6 +79,11 @@ def renew_limits(services: Services, settings: Settings) -> None:
     services.limits.renew(limits)
     services.accounts.tokens.renew_limit(limits.calls_per_address)
     services.messages.ingest.future_grace_ms = limits.future_grace_seconds * 1000
+
+
+def renew_homes(services: Services, settings: Settings) -> None:
+    if (announcer := services.home_assistant.announcer) is not None:
+        announcer.renew(settings)
 
 
 def _taken(running: Settings, wanted: Settings) -> Settings:

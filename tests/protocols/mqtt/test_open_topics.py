@@ -29,7 +29,7 @@ from config.settings import Limits, Mqtt, Settings
 from protocols.mqtt.packets import Will
 from protocols.mqtt.values import NO_PROPERTIES, Properties
 from protocols.streams.hub import Hub
-from storage.keys import Milliseconds
+from storage.keys import Milliseconds, UserKey
 from storage.mqtt_sessions import TopicSubscriptionRecord
 from storage.mqtt_topics import RetainedRecord
 from tests.builders import ServicesOpener
@@ -679,9 +679,9 @@ async def test_others_run_while_retained_messages_are_searched(
         space._keep(RetainedRecord(b"a/%d" % number, b"x", 0, b"", None))
     search, looked = space._search, 0
 
-    def counted(filter_: bytes, all_retained: tuple[RetainedRecord, ...]) -> Search:
+    def counted(filter_: bytes, all_retained: tuple[RetainedRecord, ...], owner: UserKey) -> Search:
         nonlocal looked
-        for found in search(filter_, all_retained):
+        for found in search(filter_, all_retained, owner):
             looked += 1
             yield found
 

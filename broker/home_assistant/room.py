@@ -1,0 +1,39 @@
+"""Builds what announces devices to Home Assistant."""
+
+import msgspec
+
+from broker.core import Core
+from broker.devices.room import DevicesRoom
+from broker.home_assistant.publishing import HomeAnnouncer
+from broker.home_assistant.topics import ReservedTopics
+from broker.messages.room import MessagesRoom
+from broker.topics.room import TopicsRoom
+
+
+class HomeAssistantRoom(msgspec.Struct, frozen=True):
+    """`announcer` is None where topics are not open."""
+
+    announcer: HomeAnnouncer | None
+
+
+async def open_home_assistant(
+    core: Core, devices: DevicesRoom, messages: MessagesRoom, topics: TopicsRoom
+) -> HomeAssistantRoom:
+    if topics.space is None:
+        return HomeAssistantRoom(None)
+    announcer = HomeAnnouncer(
+        core.database,
+        topics.space,
+        devices.registry,
+        devices.presence,
+        messages.snapshots,
+        messages.ingest,
+        core.router,
+        core.refusals,
+        core.settings.home_assistant,
+        core.settings.public_url,
+    )
+    topics.access.reserve(ReservedTopics(announcer.prefixes, announcer.has_home, announcer.shows))
+    topics.space.hear(announcer.hear)
+    core.life.worker("home assistant", announcer.run_forever, statistics=announcer.statistics)
+    return HomeAssistantRoom(announcer)
