@@ -1,4 +1,4 @@
-"""What a payload on a set topic asks for: an Action with its parameters."""
+"""Actions that payloads on set topics ask for, with their parameters."""
 
 import math
 from collections.abc import Callable, Mapping

@@ -1,7 +1,7 @@
 """Announces the devices of users to Home Assistant, and keeps their states up to date there (reference 16.7).
 
 Facts only note what is to be done: that a device is to be looked at again, or that a message is to be shown. A worker
-does it, in turns by the devices' owners. A look reads everything anew and publishes what has changed, so nothing
+does it, in turns by the devices' owners. A look reads everything again and publishes what has changed, so nothing
 depends on which facts came, or in which order. Messages are shown in the order of the log.
 """
 
@@ -219,7 +219,7 @@ class HomeAnnouncer:
             line = self._lines[owner] = _Line()
         return line
 
-    # What devices publish
+    # Messages of devices
 
     def hear(self, message: TopicMessage, _source: DeviceKey, owner: UserKey) -> bool:
         """See `Hearer`. A message on a set topic is an Action of the user whose device has sent it. Raises
@@ -291,7 +291,7 @@ class HomeAnnouncer:
             return found
 
         found = await self._database.read(read)
-        if wanted is not self._wanted:  # renewed meanwhile: the next step looks again
+        if wanted is not self._wanted:  # the next step looks again
             return
         self._users_due_at = trio.current_time() + _USERS_SECONDS
         former, self._homes = self._homes, {user: prefix for user, prefix, _ in found}

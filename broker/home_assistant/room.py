@@ -1,10 +1,12 @@
 """Builds what announces devices to Home Assistant."""
 
+from functools import partial
+
 import msgspec
 
 from broker.core import Core
 from broker.devices.room import DevicesRoom
-from broker.home_assistant.publishing import HomeAnnouncer
+from broker.home_assistant.publishing import HomeAnnouncer, HomeStatistics
 from broker.home_assistant.topics import ReservedTopics
 from broker.messages.room import MessagesRoom
 from broker.topics.room import TopicsRoom
@@ -20,6 +22,7 @@ async def open_home_assistant(
     core: Core, devices: DevicesRoom, messages: MessagesRoom, topics: TopicsRoom
 ) -> HomeAssistantRoom:
     if topics.space is None:
+        core.life.observe("home assistant", partial(HomeStatistics, 0, 0, 0, 0))
         return HomeAssistantRoom(None)
     announcer = HomeAnnouncer(
         core.database,

@@ -57,20 +57,20 @@ class ReservedTopics:
         self._has_home = has_home
         self._shows = shows
 
-    def may_publish(self, device: Device, topic: bytes) -> bool:
+    def may_publish(self, device: Device, topic: bytes) -> bool | None:
         if topic.startswith(ROOT):
             if not self._prefixes():
-                return True
+                return None
             set_topic = asked(topic)
             return set_topic is not None and self._shows(set_topic[0], device.owner)
         found = _ANNOUNCED.fullmatch(topic)
-        return found is None or found[1].decode(errors="replace") not in self._prefixes()
+        return None if found is None or found[1].decode(errors="replace") not in self._prefixes() else False
 
-    def may_subscribe(self, device: Device, filter_: bytes) -> bool:
+    def may_subscribe(self, device: Device, filter_: bytes) -> bool | None:
         """A filter that names the topics of one device, or those of all, is for users to whom they are announced. One
         with a wildcard before that is not refused: who may not read a message does not get it."""
         if not filter_.startswith(ROOT) or not self._prefixes():
-            return True
+            return None
         if not self._has_home(device.owner):
             return False
         level = filter_.split(b"/")[1]

@@ -1,4 +1,4 @@
-"""What Home Assistant calls a quantity: the `device_class`, the unit and the `state_class` of a sensor.
+"""Quantities as Home Assistant names them: the `device_class`, the unit and the `state_class` of a sensor.
 
 Home Assistant has a list of units for each class, and converts between them. A unit that it does not know stays as it
 is, without a class (its documents: "Sensor entity", available device classes).

@@ -17,10 +17,10 @@ _OWN_ID: Final = "%d"
 
 
 class Reserved(Protocol):
-    """Topics that the service has for a purpose of its own. A rule cannot open them."""
+    """Topics that the service has for a purpose of its own. Rules do not count for them; None: it is another topic."""
 
-    def may_publish(self, device: Device, topic: bytes) -> bool: ...
-    def may_subscribe(self, device: Device, filter_: bytes) -> bool: ...
+    def may_publish(self, device: Device, topic: bytes) -> bool | None: ...
+    def may_subscribe(self, device: Device, filter_: bytes) -> bool | None: ...
 
 
 class TopicAccess:
@@ -36,18 +36,20 @@ class TopicAccess:
             self._rules.setdefault((rule.kind, rule.subject), []).append(rule)
 
     def reserve(self, reserved: Reserved) -> None:
-        """What these refuse is refused from now on."""
+        """Ask these first."""
         self._reserved.append(reserved)
 
     def may_publish(self, device: Device, topic: bytes) -> bool:
-        if not all(one.may_publish(device, topic) for one in self._reserved):
-            return False
+        for one in self._reserved:
+            if (verdict := one.may_publish(device, topic)) is not None:
+                return verdict
         return not self._rules or any(rule.publish and matches(pattern, topic) for rule, pattern in self._of(device))
 
     def may_subscribe(self, device: Device, filter_: bytes) -> bool:
         wanted = without_group(filter_)
-        if not all(one.may_subscribe(device, wanted) for one in self._reserved):
-            return False
+        for one in self._reserved:
+            if (verdict := one.may_subscribe(device, wanted)) is not None:
+                return verdict
         return not self._rules or any(rule.subscribe and covers(pattern, wanted) for rule, pattern in self._of(device))
 
     def _of(self, device: Device) -> Iterator[tuple[TopicRuleRecord, bytes]]:

@@ -12,6 +12,8 @@ from tests.rows import each_row
 
 EXPECTED_RATE = "expected minute/day like 100/1000, the first from 1 to 1000000"
 STATE = 'state_dir = "/var/lib/trunkline"\n'
+OPEN = '[mqtt]\ntopics = "open"\n'
+HOME = '[[home_assistant]]\nuser = "ada@example.org"\n'
 _SEVERAL = '[storage]\nurl = "postgresql://h/d"\n[cluster]\nnodes = "several"\n'
 
 
@@ -89,6 +91,7 @@ _VARIABLES = [
         "accounts.providers",
         (IdentityProvider(name="a", issuer="https://a", client_id="b"),),
     ),
+    ("HOME_ASSISTANT", "[]", "home_assistant", ()),
     ("LIMITS_RATE_LIMITS", "off", "limits.rate_limits", "off"),
     ("LIMITS_REST_USER", "10/20", "limits.rest_user", "10/20"),
     ("LIMITS_REST_DEVICE", "10/20", "limits.rest_device", "10/20"),
@@ -316,6 +319,21 @@ _TLS_FILE = '[http]\ntls_bind = "h:1"\n[tls]\ncertificate = "c"\nkey = "k"\n'
         (
             STATE + '[cluster]\nworkers = "rules, males"',
             f"cluster.workers: expected all, or some of {', '.join(CLUSTER_WORKERS)}; got males",
+        ),
+        (STATE + HOME, 'home_assistant: needs mqtt.topics = "open"'),
+        (STATE + OPEN + HOME + HOME, "home_assistant[1].user: is there twice"),
+        (STATE + OPEN + '[[home_assistant]]\nuser = " "', "home_assistant[0].user: expected an e-mail address"),
+        (STATE + OPEN + "[[home_assistant]]\n", "home_assistant[0].user: is required"),
+        *(
+            (STATE + OPEN + HOME + f'prefix = "{prefix}"\n', f"home_assistant[0].prefix: {problem}")
+            for prefix, problem in (
+                ("", "expected letters"),
+                ("a/#", "expected letters"),
+                ("/v1.1/a", "expected letters"),
+                ("$SYS", "expected letters"),
+                ("a" * 201, "expected letters"),
+                ("trunkline/a", "trunkline is for the states of devices"),
+            )
         ),
         (STATE + '[cluster]\nnodes = "several"', "cluster.nodes: several need PostgreSQL (storage.url)"),
         (

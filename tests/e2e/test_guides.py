@@ -169,9 +169,9 @@ def test_every_block_is_known(world: World) -> None:
         ("manifests", "sh", "operator"),
         ("manifests", "sh", ""),
         ("limits", "sh", ""),
-        *(("recipes", language, "") for language in ("yaml", "sh", "toml", "cpp")),
+        *(("recipes", language, "") for language in ("sh", "toml", "cpp")),
         *(("recipes", "yaml", program) for program in ("zigbee2mqtt", "esphome")),
-        *(("recipes", language, "open") for language in ("toml", "sh")),
+        *(("recipes", language, when) for language in ("toml", "sh") for when in ("open", "home")),
         ("recipes", "toml", "rules"),
         ("recipes", "sh", "sessions"),
         ("recipes", "json", "node-red"),
@@ -274,16 +274,6 @@ def test_limits_can_be_asked_for(world: World) -> None:
 
 
 def test_recipes_are_what_their_programs_read(world: World) -> None:
-    loader: Any = type("Loader", (yaml.SafeLoader,), {})  # of its own, which knows the word of Home Assistant
-    loader.add_constructor("!secret", lambda _loader, node: str(node.value))
-    (home,) = world.find("recipes", "yaml")
-    described = yaml.load(home, loader)
-    resource = described["rest"][0]["resource"].replace("<device id>", DEVICE)
-    action = described["rest_command"]["kitchen_light_on"]
-    headers = {"Authorization": f"Bearer {USER_TOKEN}"}
-    assert httpx.get(resource, headers=headers).status_code == 200
-    sent = httpx.post(action["url"], headers=headers, content=action["payload"].replace("<device id>", DEVICE))
-    assert sent.status_code == 200
     (grafana,) = world.find("recipes", "sh")
     assert "data" in json.loads(world.run("sh", grafana))
     (telegraf,) = world.find("recipes", "toml")
@@ -305,9 +295,10 @@ def test_the_broker_of_a_home_is_this_one(world: World, tmp_path: Path, monkeypa
     (zigbee,), (esp,) = world.find("recipes", "yaml", "zigbee2mqtt"), world.find("recipes", "yaml", "esphome")
     assert yaml.safe_load(zigbee)["mqtt"]["server"].endswith(f":{world.environment['MQTT_PORT']}")
     assert yaml.safe_load(esp)["mqtt"]["port"] == int(world.environment["MQTT_PORT"])
-    (settings,), (rules,) = (world.find("recipes", "toml", when) for when in ("open", "rules"))
-    for name, value in tomllib.loads(settings)["mqtt"].items():
+    (settings,), (rules,), (home,) = (world.find("recipes", "toml", when) for when in ("open", "rules", "home"))
+    for name, value in (tomllib.loads(home)["mqtt"] | tomllib.loads(settings)["mqtt"]).items():
         monkeypatch.setenv(f"TRUNKLINE_MQTT_{name.upper()}", value)
+    monkeypatch.setenv("TRUNKLINE_HOME_ASSISTANT", json.dumps(tomllib.loads(home)["home_assistant"]))
     daemon = Daemon(tmp_path / "state")
     daemon.configure(devices=1)
     provisioned = _MORE + rules.replace("<e-mail of the owner>", ADA_EMAIL)
@@ -316,8 +307,9 @@ def test_the_broker_of_a_home_is_this_one(world: World, tmp_path: Path, monkeypa
     daemon.start()
     try:
         where = {"URL": daemon.base_url.removesuffix("/v1.1"), "MQTT_PORT": str(daemon.port("mqtt"))}
-        (topics,), (sessions,) = (world.find("recipes", "sh", when) for when in ("open", "sessions"))
+        (topics,), (sessions,), (shown,) = (world.find("recipes", "sh", when) for when in ("open", "sessions", "home"))
         assert world.run("sh", topics, **where) == 'zigbee2mqtt/kitchen {"state":"ON"}\n'
+        assert world.run("sh", shown, **where).startswith(f"trunkline/{DEVICE}/state {{")
         said = world.run("sh", sessions, **where)
         assert said.splitlines()[-1].endswith('{"actions":[{"name":"setOn"}]}')
         refused = topics.replace("zigbee2mqtt/", "others/").splitlines()[1]

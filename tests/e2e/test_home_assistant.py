@@ -1,22 +1,71 @@
-"""Home Assistant's own MQTT integration on open topics: it finds 40 sensors, and switches a lamp (reference 16.6).
+"""Home Assistant's own MQTT integration on open topics (reference 16.6 and 16.7).
 
-It subscribes to hundreds of topics in one packet. It needs Python 3.13; `hass` comes with the package `homeassistant`.
+It subscribes to hundreds of topics in one packet. It finds 40 sensors and a lamp that MQTT devices announce, and 40
+sensors, a relay and a button of a CoAP device, which the service announces. It needs Python 3.13; `hass` comes with the
+package `homeassistant`.
 """
 
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
-from tests.daemon import Daemon, device_id, device_token
+from tests.daemon import ADA_EMAIL, USER_TOKEN, Daemon, bearer, command_output, device_id, device_token
+from tests.e2e.coap_programs import run_program
 from tests.e2e.test_mosquitto import listening
 from tests.programs import require_program
 
 SENSORS = 40
 HOME, THINGS, LAMP = range(3)
+STATION, STATION_TOKEN = "57a0" * 8, "57a1" * 8
+UNITS = (
+    *("SI.CELSIUS", "NonSI.PERCENT", "SI.PASCAL", "SI.WATT", "SI.VOLT", "SI.MILLI(SI.AMPERE)", "SI.HERTZ", "SI.LUX"),
+    *("SI.METER", "SI.METERS_PER_SECOND", "SI.KILOGRAM", "SI.SQUARE_METRE", "SI.CUBIC_METRE", "NonSI.MINUTE"),
+    *("NonSI.DAY", "NonSI.BYTE", "NonSI.DECIBEL", "SI.JOULE", "NonSI.FAHRENHEIT", "NonSI.BAR"),
+)
+CLASSES = {
+    *("temperature", None, "pressure", "power", "voltage", "current", "frequency", "illuminance", "distance", "speed"),
+    *("weight", "area", "volume_storage", "duration", "data_size", "sound_pressure", "energy"),
+}
+MANIFEST = {
+    "fields": [
+        *({"name": f"v{n}", "valueClass": "Double", "unit": UNITS[n % len(UNITS)]} for n in range(SENSORS)),
+        {"name": "relay", "valueClass": "Boolean"},
+    ],
+    "actions": [
+        {"name": "setRelay", "parameters": [{"name": "relay", "valueClass": "Boolean"}]},
+        {"name": "restart", "parameters": []},
+    ],
+}
+STATION_FILE = f"""
+[[device_types]]
+unique_name = "example.station"
+name = "Station"
+organization = "Acme"
+published = true
+manifest = "station.json"
+
+[[devices]]
+id = "{STATION}"
+owner = "{ADA_EMAIL}"
+type = "example.station"
+name = "Garden"
+token = "{STATION_TOKEN}"
+
+[[grants]]
+user = "{ADA_EMAIL}"
+application = "Dashboard"
+device_type = "example.station"
+permissions = ["READ", "WRITE"]
+"""
+
+Ask = Callable[..., Any]
 
 
 @pytest.fixture
@@ -31,15 +80,46 @@ def python() -> str:
 @pytest.fixture
 def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
     monkeypatch.setenv("TRUNKLINE_MQTT_TOPICS", "open")
-    daemon = Daemon(tmp_path / "state")
+    monkeypatch.setenv("TRUNKLINE_COAP_BIND", "127.0.0.1:0")
+    daemon = Daemon(tmp_path / "state", f'[[home_assistant]]\nuser = "{ADA_EMAIL}"\n')
     daemon.configure(devices=3)
+    (tmp_path / "station.json").write_text(json.dumps(MANIFEST), encoding="utf-8")
+    (tmp_path / "station.toml").write_text(STATION_FILE, encoding="utf-8")
+    command_output("provision", tmp_path / "station.toml", "--config", daemon.config)
     daemon.start()
     yield daemon
     daemon.stop()
 
 
+@contextmanager
+def home_assistant(python: str, *arguments: str) -> Iterator[Ask]:
+    """Calls a function of tests/e2e/home_assistant.py; returns its answer."""
+    script = Path(__file__).with_name("home_assistant.py")
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    home = subprocess.Popen([python, script, *arguments], text=True, **pipes)
+
+    def ask(*wish: object) -> Any:
+        assert home.stdin is not None
+        assert home.stdout is not None
+        home.stdin.write(json.dumps(wish) + "\n")
+        home.stdin.flush()
+        line = home.stdout.readline()
+        assert line, home.communicate(timeout=30)[1]
+        return json.loads(line)
+
+    with home:
+        try:
+            yield ask
+            _, errors = home.communicate(timeout=60)
+            assert home.returncode == 0, errors
+        finally:
+            home.kill()
+
+
 def test_home_assistant_finds_sensors_and_switches_a_lamp(python: str, daemon: Daemon, tmp_path: Path) -> None:
     program, port = require_program("mosquitto_pub"), str(daemon.port("mqtt"))
+    coap = require_program("coap-client-notls")
+    url = f"coap://127.0.0.1:{daemon.port('coap')}/v1.1"
 
     def who(number: int) -> list[str]:
         return ["-h", "127.0.0.1", "-p", port, "-u", device_id(number), "-P", device_token(number)]
@@ -47,18 +127,51 @@ def test_home_assistant_finds_sensors_and_switches_a_lamp(python: str, daemon: D
     def retain(topic: str, text: str) -> None:
         subprocess.run([program, *who(THINGS), "-q", "1", "-r", "-t", topic, "-m", text], check=True, timeout=30)
 
+    def report(**fields: object) -> None:
+        body = json.dumps({"data": fields}, separators=(",", ":"))
+        assert "mid" in run_program(coap, "-m", "post", "-b", "1024", "-e", body, f"{url}/messages/{STATION_TOKEN}")
+
     for number in range(SENSORS):
         sensor = {"name": f"s{number}", "unique_id": f"s{number}", "state_topic": f"home/s{number}"}
         retain(f"homeassistant/sensor/s{number}/config", json.dumps(sensor))
         retain(f"home/s{number}", str(number))
     lamp = {"name": "lamp", "unique_id": "lamp", "object_id": "lamp", "command_topic": "home/lamp/set"}
     retain("homeassistant/switch/lamp/config", json.dumps(lamp))
-    with listening([require_program("mosquitto_sub"), *who(LAMP)], ["home/lamp/set"], 1) as at_the_lamp:
-        home = [str(tmp_path / "home"), "127.0.0.1", port, device_id(HOME), device_token(HOME), str(SENSORS)]
-        script = Path(__file__).with_name("home_assistant.py")
-        done = subprocess.run([python, script, *home], capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == 0, done.stderr
-        assert at_the_lamp.stdout is not None
-        assert [line for line in at_the_lamp.stdout if line.startswith("home/")] == ["home/lamp/set ON\n"]
-    values = json.loads(done.stdout)
-    assert values == {f"sensor.s{number}": str(number) for number in range(SENSORS)}
+    report(**{f"v{number}": number for number in range(SENSORS)}, relay=False)
+    home = (str(tmp_path / "home"), "127.0.0.1", port, device_id(HOME), device_token(HOME))
+    with home_assistant(python, *home) as ask:
+        with listening([require_program("mosquitto_sub"), *who(LAMP)], ["home/lamp/set"], 1) as at_the_lamp:
+            found = ask("sensors", 2 * SENSORS)
+            ask("state", "switch.lamp", "unknown")
+            ask("call", "switch", "turn_on", {"entity_id": "switch.lamp"})
+            assert at_the_lamp.stdout is not None
+            assert [line for line in at_the_lamp.stdout if line.startswith("home/")] == ["home/lamp/set ON\n"]
+        theirs = {f"sensor.s{number}": [str(number), None, None, True] for number in range(SENSORS)}
+        ours = {f"sensor.garden_v{number}": float(number) for number in range(SENSORS)}
+        assert found.keys() == theirs.keys() | ours.keys()
+        assert {name: found[name] for name in theirs} == theirs
+        assert {name: float(found[name][0]) for name in ours if found[name][1] != "temperature"}.items() <= ours.items()
+        assert {found[name][1] for name in ours} == CLASSES
+        assert all(unit is not None and fits for *_, unit, fits in (found[name] for name in ours))
+
+        # A command reaches the device, and its effect Home Assistant.
+        observe = [coap, "-s", "60", f"{url}/actions/{STATION_TOKEN}"]
+        with subprocess.Popen(observe, stdout=subprocess.PIPE, text=True) as station:
+            assert station.stdout is not None
+            assert station.stdout.read(2) == "{}"  # it observes
+            ask("state", "switch.garden_relay", "off")
+            ask("call", "switch", "turn_on", {"entity_id": "switch.garden_relay"})
+            action = '{"actions":[{"name":"setRelay","parameters":{"relay":true}}]}'
+            assert station.stdout.read(len(action)) == action
+            report(relay=True)
+            ask("state", "switch.garden_relay", "on")
+            ask("call", "button", "press", {"entity_id": "button.garden_restart"})
+            station.kill()
+
+        entities = ask("entities", f"tl_{STATION}", "Garden")
+        assert len(entities) == SENSORS + 2
+        with httpx.Client(base_url=daemon.base_url, headers=bearer(USER_TOKEN), timeout=30) as rest:
+            assert rest.put(f"/devices/{STATION}", json={"name": "Yard"}).is_success
+            assert ask("entities", f"tl_{STATION}", "Yard") == entities
+            assert rest.delete(f"/devices/{STATION}").is_success
+            ask("gone", f"tl_{STATION}")
