@@ -95,8 +95,8 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
 def home_assistant(python: str, *arguments: str) -> Iterator[Ask]:
     """Calls a function of tests/e2e/home_assistant.py; returns its answer."""
     script = Path(__file__).with_name("home_assistant.py")
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    home = subprocess.Popen([python, script, *arguments], text=True, **pipes)
+    pipe = subprocess.PIPE
+    home = subprocess.Popen([python, script, *arguments], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
     def ask(*wish: object) -> Any:
         assert home.stdin is not None
