@@ -34,7 +34,7 @@ from tests.properties import register_profiles
 from tests.stores import KeptStore, MigratedEngine
 from tests.tickets import jumping_positions
 
-if TYPE_CHECKING:  # most tests have no use for Selenium
+if TYPE_CHECKING:  # most tests have no use for a browser
     from tests.browser import Chromium
 
 

@@ -8,6 +8,6 @@ from tests.browser import PATIENCE_SECONDS, running_chromium
 
 def test_chromium_ends_with_the_tests() -> None:
     with running_chromium() as window:
-        process = os.pidfd_open(window.driver.capabilities["goog:processID"])
+        process = os.pidfd_open(window.process.pid)
     assert select.select([process], [], [], PATIENCE_SECONDS)[0] == [process]
     os.close(process)

@@ -19,7 +19,7 @@ from tests.daemon import APPLICATION_TOKEN, USER_TOKEN, Daemon, bearer, device_i
 from tests.e2e.accounts.node_program import axe_script, installed_programs
 from tests.forked_program import forked_program
 
-if TYPE_CHECKING:  # most tests have no use for Selenium
+if TYPE_CHECKING:  # most tests have no use for a browser
     from tests.browser import Chromium
 
 DEVICES = 200

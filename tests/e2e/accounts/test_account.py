@@ -1,7 +1,5 @@
 """The one page of the account, from the sign-in pages: what it shows is what was agreed to, and it needs no scripts."""
 
-from selenium.webdriver.common.by import By
-
 from tests.daemon import ADA_EMAIL
 from tests.e2e.accounts.person import Person
 from tests.e2e.accounts.world import OWN_EMAILS, WEB, WEB_NAME
@@ -30,9 +28,9 @@ def test_the_sentences_of_the_permission_screen_are_those_of_the_account(person:
     person.agree()
     person.visit("account")
     row = f'//div[@id="applications"]//tr[th[.="{WEB_NAME}"]]'
-    (found,) = browser.wait(lambda: browser.driver.find_elements(By.XPATH, row))
-    assert sorted(one.text for one in found.find_elements(By.CSS_SELECTOR, "li")) == sorted(asked)
-    assert "After 28 days without use" in found.text
+    (found,) = browser.wait(lambda: browser.texts(row))
+    assert sorted(browser.texts(f"{row}//li")) == sorted(asked)
+    assert "After 28 days without use" in found
 
 
 def test_the_former_addresses_lead_to_the_page_with_every_function(person: Person) -> None:
@@ -55,9 +53,9 @@ def test_without_scripts_another_browser_is_signed_out(person: Person) -> None:
     browser.run_scripts(False)
     try:
         person.enter_account(email)
-        rows = browser.driver.find_elements(By.CSS_SELECTOR, "#sessions tbody tr")
-        (other,) = [row for row in rows if "this browser" not in row.text]
-        browser.leaving(lambda: other.find_element(By.CSS_SELECTOR, "button").click())
+        other = '//*[@id="sessions"]//tbody/tr[not(contains(., "this browser"))]'
+        assert browser.count(other) == 1
+        browser.leaving(lambda: browser.click(f"{other}//button"))
         (left,) = browser.texts("#sessions tbody tr")
         assert "this browser" in left
         assert browser.heading == "Your account"

@@ -11,7 +11,7 @@ def breaking(person: Person, script: str) -> Chromium:
     """The sign-in page, in which this script was run."""
     person.asked_by(WEB)
     person.browser.traffic()
-    person.browser.driver.execute_script(script)
+    person.browser.run(script)
     return person.browser
 
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from selenium.webdriver.common.by import By
 
 from tests.browser import Chromium
 from tests.e2e.accounts.callback import query_of
@@ -44,10 +43,10 @@ def site(provider: Provider, tmp_path_factory: pytest.TempPathFactory, certifica
 
 def say_who_i_am(browser: Chromium, name: str) -> None:
     """Sign in and agree on the provider's pages."""
-    browser.driver.find_element(By.NAME, "login").send_keys(name)
-    browser.driver.find_element(By.NAME, "password").send_keys("any")
-    browser.leaving(browser.driver.find_element(By.CSS_SELECTOR, "[type=submit]").click)
-    browser.leaving(browser.driver.find_element(By.CSS_SELECTOR, "[type=submit]").click)  # agree
+    browser.write("[name=login]", name)
+    browser.write("[name=password]", "any")
+    browser.leaving(lambda: browser.click("[type=submit]"))
+    browser.leaving(lambda: browser.click("[type=submit]"))  # agree
 
 
 def test_a_person_comes_back_from_the_provider_and_is_signed_in(person: Person, site: Site) -> None:

@@ -266,10 +266,10 @@ def faults(browser: Chromium, node_folder: Path, name: str, screenshots: Path | 
 
 def findings(browser: Chromium, node_folder: Path, *, only_colors: bool) -> list[str]:
     """The accessibility violations that axe finds, with their elements."""
-    if not browser.driver.execute_script("return 'axe' in window"):
-        browser.driver.execute_script(axe_script(node_folder))
+    if not browser.run("return 'axe' in window"):
+        browser.run(axe_script(node_folder))
     looked_for = ("rule", COLOR_RULES) if only_colors else ("tag", RULES)
-    found = browser.driver.execute_async_script(_FIND, *looked_for)
+    found = browser.run_async(_FIND, *looked_for)
     assert "error" not in found, found["error"]
     assert found["passes"], "axe looked at nothing"
     findings: list[str] = found["findings"]
@@ -279,7 +279,7 @@ def findings(browser: Chromium, node_folder: Path, *, only_colors: bool) -> list
 def test_axe_would_find_something(person: Person, site: Site, node_folder: Path) -> None:
     """axe finds too little contrast, also in a headless browser."""
     person.asked_by(WEB)
-    person.browser.driver.execute_script("document.querySelector('button').style.color = 'rgb(90, 140, 210)'")
+    person.browser.run("document.querySelector('button').style.color = 'rgb(90, 140, 210)'")
     for only_colors in (False, True):
         found = findings(person.browser, node_folder, only_colors=only_colors)
         assert [finding.split(":")[0] for finding in found] == ["color-contrast"]

@@ -19,7 +19,7 @@ def test_a_wrong_password_is_said_and_the_right_one_goes_on(person: Person, site
     assert WEB_NAME in person.browser.text
     person.sign_in(password="wrong horse")
     assert person.browser.alert == WRONG
-    assert person.browser.labelled(NAME_LABEL).get_attribute("value") == ADA_EMAIL
+    assert person.browser.value(NAME_LABEL) == ADA_EMAIL
     person.browser.focuses("Password")
     person.sign_in()
     assert query_of(person.agree()).keys() == {"code", "state"}
@@ -151,7 +151,7 @@ def test_the_consent_page_can_be_reloaded_and_gone_back_to(person: Person, site:
     person.asked_by(WEB, prompt="login")
     person.sign_in()
     assert person.browser.heading == "Allow access?"
-    person.browser.leaving(person.browser.driver.refresh)
+    person.browser.reload()
     person.browser.open(site.callback.url("elsewhere"))
     site.callback.take()
     person.browser.back()

@@ -1,7 +1,5 @@
 """The second factor in Chromium."""
 
-from selenium.webdriver.common.by import By
-
 from tests.e2e.accounts.callback import query_of
 from tests.e2e.accounts.person import Person
 from tests.e2e.accounts.test_pages import CHALLENGE
@@ -50,6 +48,7 @@ def test_the_operator_resets_it(person: Person, site: Site) -> None:
     assert "the second factor is removed" in site.trunkline("user", "reset", OWN_EMAILS[1], "--second-factor")
     person.enter_account(OWN_EMAILS[1])
     assert "Off. Turn it on" in person.browser.text
+    person.browser.until("document.querySelector('[aria-busy]') === null")
     person.browser.traffic()  # what the console has asked with the token of before the reset was refused
     assert "has no second factor" in site.trunkline("user", "reset", OWN_EMAILS[1], "--second-factor")
 
@@ -60,7 +59,7 @@ def test_another_browser_is_signed_out(person: Person) -> None:
     person.enter_account(OWN_EMAILS[2])
     browser, other = person.browser, '//div[@id="sessions"]//tr[td][not(contains(., "this browser"))]//button'
     browser.wait(lambda: "Signed in until" in browser.text)
-    browser.driver.find_element(By.XPATH, other).click()
+    browser.click(other)
     browser.wait(lambda: len(browser.texts("#sessions tbody tr")) == 1)
     assert "this browser" in browser.texts("#sessions tbody tr")[0]
     person.visit("account")  # the address that it had before

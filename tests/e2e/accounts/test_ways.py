@@ -3,10 +3,8 @@
 from collections.abc import Iterator
 
 import pytest
-from selenium.webdriver.common.by import By
-from selenium.webdriver.common.keys import Keys
 
-from tests.browser import PHONE, Chromium
+from tests.browser import ENTER, PHONE, TAB, Chromium
 from tests.daemon import ADA_EMAIL
 from tests.e2e.accounts.callback import query_of
 from tests.e2e.accounts.person import CODE_LABEL, NAME_LABEL, Person
@@ -20,13 +18,13 @@ def test_with_the_keyboard_alone(person: Person, site: Site, tabs: int, button: 
     browser = person.browser
     person.asked_by(WEB)
     browser.focuses(NAME_LABEL)
-    browser.keys(ADA_EMAIL, Keys.TAB)
+    browser.keys(ADA_EMAIL, TAB)
     browser.focuses("Password")
-    browser.leaving(lambda: browser.keys(PASSWORD, Keys.ENTER))
+    browser.leaving(lambda: browser.keys(PASSWORD, ENTER))
     assert browser.heading == "Allow access?"
-    browser.keys(*[Keys.TAB] * tabs)
+    browser.keys(*[TAB] * tabs)
     browser.focuses(button)
-    browser.leaving(lambda: browser.keys(Keys.ENTER))
+    browser.leaving(lambda: browser.keys(ENTER))
     assert told in query_of(site.callback.take())
 
 
@@ -35,13 +33,13 @@ def test_a_code_is_typed_with_the_keyboard_alone(person: Person) -> None:
     code = person.new_user_code(TV)
     person.visit("go")
     browser.focuses(NAME_LABEL)
-    browser.leaving(lambda: browser.keys(ADA_EMAIL, Keys.TAB, PASSWORD, Keys.ENTER))
+    browser.leaving(lambda: browser.keys(ADA_EMAIL, TAB, PASSWORD, ENTER))
     browser.focuses(CODE_LABEL)
-    browser.leaving(lambda: browser.keys(code, Keys.ENTER))
+    browser.leaving(lambda: browser.keys(code, ENTER))
     assert browser.heading == "Connect this device?"
-    browser.keys(Keys.TAB)
+    browser.keys(TAB)
     browser.focuses("Allow")
-    browser.leaving(lambda: browser.keys(Keys.ENTER))
+    browser.leaving(lambda: browser.keys(ENTER))
     assert browser.heading == "Device connected"
 
 
@@ -49,9 +47,9 @@ def test_the_focus_is_visible(person: Person) -> None:
     person.asked_by(WEB)
     person.browser.focuses(NAME_LABEL)
     for _ in range(4):  # both fields, the button, the link
-        outline = person.browser.driver.switch_to.active_element.value_of_css_property("outline-width")
+        outline = person.browser.run("return getComputedStyle(document.activeElement).outlineWidth")
         assert float(outline.removesuffix("px")) >= 2, person.browser.focused
-        person.browser.keys(Keys.TAB)
+        person.browser.keys(TAB)
 
 
 @pytest.fixture
@@ -89,16 +87,19 @@ def test_on_a_phone_all_targets_are_large_enough(person: Person) -> None:
 
 def check_reach(browser: Chromium) -> None:
     assert browser.overhang() == 0
-    targets = browser.driver.find_elements(By.CSS_SELECTOR, "button, input:not([type=hidden])")
+    targets = browser.run(
+        "return called('button, input:not([type=hidden])')"
+        ".map((one) => ({name: one.outerHTML, ...one.getBoundingClientRect().toJSON()}))"
+    )
     assert targets
     for target in targets:
-        assert min(target.size["width"], target.size["height"]) >= FINGER_PIXELS, target.accessible_name
-        assert target.rect["x"] + target.size["width"] <= PHONE[0], target.accessible_name
+        assert min(target["width"], target["height"]) >= FINGER_PIXELS, target["name"]
+        assert target["right"] <= PHONE[0], target["name"]
 
 
 def test_test_css_blank_removes_the_style_sheet(person: Person) -> None:
     person.asked_by(WEB, test_css_blank="true")
-    assert not person.browser.driver.find_elements(By.CSS_SELECTOR, "link[rel=stylesheet]")
+    assert person.browser.count("link[rel=stylesheet]") == 0
     assert person.browser.overhang() == 0
     person.sign_in()
     assert query_of(person.agree()).keys() == {"code", "state"}

@@ -96,7 +96,7 @@ def measured(browser: Chromium) -> list[str]:
     wrong = []
     for size in reversed(WIDTHS):  # from that of a page that was just opened
         browser.show(size, dark=False)
-        found, height = browser.driver.execute_async_script(_MEASURE, _WORD, _COLUMNS, size == PHONE, size[0])
+        found, height = browser.run_async(_MEASURE, _WORD, _COLUMNS, size == PHONE, size[0])
         wrong += [f"at {size[0]} px {one}" for one in found]
         if browser.overhang():
             wrong.append(f"at {size[0]} px it is wider than the screen")

@@ -1,8 +1,5 @@
 """Rules and scenes in the console: the pages are there when this version serves their calls."""
 
-from selenium.webdriver.common.by import By
-from selenium.webdriver.support.ui import Select
-
 from tests.browser import DESKTOP, PHONE
 from tests.daemon import LIGHT_TYPE, device_id
 from tests.e2e.console.user import User
@@ -11,23 +8,15 @@ from tests.e2e.console.world import Site
 
 def choose(user: User, selector: str, text: str) -> None:
     """In the select that this CSS selector finds, as soon as it offers the text."""
-    user.now(lambda: _choose(user, selector, text))
-
-
-def _choose(user: User, selector: str, text: str) -> None:
-    found = user.browser.driver.find_elements(By.CSS_SELECTOR, selector)
-    assert found
-    options = Select(found[0])
-    assert text in [one.text for one in options.options]
-    options.select_by_visible_text(text)
+    user.browser.choose(selector, text)
 
 
 def find(user: User, part: str, name: str) -> None:
     """A device of which there are too many to list: by its name."""
-    user.now(lambda: user.browser.driver.find_element(By.CSS_SELECTOR, f"{part} [type=search]").clear())
-    user.browser.driver.find_element(By.CSS_SELECTOR, f"{part} [type=search]").send_keys(name)
-    choose(user, f"{part} [id$=-device]", name)
+    user.browser.write(f"{part} [type=search]", name)
+    # One that is chosen from the list of before is replaced by the first one that is found.
     user.eventually(lambda: user.browser.texts(f"{part} [id$=-device] option") == [name])
+    choose(user, f"{part} [id$=-device]", name)
 
 
 def test_a_rule_is_made_explained_tried_and_deleted(ada: User, site: Site) -> None:
@@ -40,7 +29,7 @@ def test_a_rule_is_made_explained_tried_and_deleted(ada: User, site: Site) -> No
     find(ada, "#conditions", "Light 13")
     choose(ada, "#conditions [id$=-field]", "intensity")
     choose(ada, "#conditions [id$=-operator]", "is above")
-    ada.browser.driver.find_element(By.CSS_SELECTOR, "#conditions [id$=-operand]").send_keys("80")
+    ada.browser.write("#conditions [id$=-operand]", "80")
     find(ada, "#then", "Light 14")
     ada.browser.fill("Name", "Too bright")
     ada.click("Save")
@@ -119,7 +108,7 @@ def test_findings_of_the_api_stand_at_their_fields(ada: User) -> None:
     find(ada, "#conditions", "Light 13")
     choose(ada, "#conditions [id$=-field]", "intensity")
     ada.click("JSON")
-    ada.browser.driver.execute_script(
+    ada.browser.run(
         "document.querySelector('#json').value = JSON.stringify({if: {and: [{sdid: 'x', field: 'state', operator: '=',"
         " operand: {value: true}}]}, then: []})"
     )
@@ -174,7 +163,7 @@ def test_a_rule_whose_device_was_deleted_opens_whole_and_is_mended(ada: User, si
     ada.eventually(lambda: len(ada.browser.texts(".finding.missing")) == 2)
     assert ada.browser.traffic().complaints == (), "opening it asks for nothing that is refused"
     ada.click("JSON")
-    assert lamp in str(ada.browser.driver.find_element(By.CSS_SELECTOR, "#json").get_property("value"))
+    assert lamp in ada.browser.run("return called('#json')[0].value")
     ada.click("Form")
     ada.eventually(lambda: len(ada.browser.texts("#conditions > li")) == 2)
     ada.click("Save")
@@ -225,7 +214,7 @@ def test_rules_of_other_applications_are_listed_and_stopped(ada: User, site: Sit
     ada.sees("Dashboard", "#rules td[data-label='Made by']")
     ada.click("Of the dashboard")
     ada.sees("Dashboard made this rule", "#foreign")
-    assert not ada.browser.driver.find_element(By.ID, "name").is_enabled()
+    assert ada.browser.count("#name:disabled") == 1
     ada.click("Turn it off")
     ada.sees("The rule is off")
     ada.sees("disabled", "#standing")

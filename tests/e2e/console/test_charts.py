@@ -4,10 +4,8 @@ import time
 from typing import Any, Final
 
 import pytest
-from selenium.common.exceptions import ElementClickInterceptedException
-from selenium.webdriver.common.by import By
-from selenium.webdriver.common.keys import Keys
 
+from tests.browser import ARROW_LEFT, ESCAPE
 from tests.daemon import device_id
 from tests.e2e.console.measures import measured
 from tests.e2e.console.user import User
@@ -46,14 +44,9 @@ def test_live_says_since_when_a_device_is_silent_and_numbers_say_what_they_are(s
 
 
 def test_a_range_cannot_be_chosen_before_the_page_can_show_it(ada: User) -> None:
-    driver = ada.browser.driver
-    driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
-    try:
-        driver.get(f"{ada.origin}/console/devices/{device_id(52)}")
-        with pytest.raises(ElementClickInterceptedException):
-            driver.find_element(By.XPATH, "//*[@id='ranges']/button[.='Day']").click()
-    finally:
-        driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+    ada.browser.run_scripts(False)
+    ada.open(f"/devices/{device_id(52)}")
+    assert ada.browser.is_covered("//*[@id='ranges']/button[.='Day']")
 
 
 def test_a_chart_without_values_says_so(ada: User) -> None:
@@ -62,25 +55,24 @@ def test_a_chart_without_values_says_so(ada: User) -> None:
     assert set(ada.browser.texts(".chart .latest")) == {""}
     ada.click("Day")
     ada.sees("No values in this time", ".chart .nothing")
-    canvases = ada.browser.driver.find_elements(By.CSS_SELECTOR, ".chart canvas")
-    assert canvases
-    assert not any(one.is_displayed() for one in canvases)
+    assert ada.browser.run("return called('.chart canvas').map((one) => one.checkVisibility())").count(True) == 0
+    assert ada.browser.count(".chart canvas")
 
 
 def test_a_range_of_ones_own_is_shown_in_the_finest_steps(silent: User) -> None:
     silent.click("Day")
     silent.sees("mean of the last ten minutes", ".chart .latest")
-    silent.browser.driver.execute_script(
+    silent.browser.run(
         "Array.from(document.querySelectorAll('.chart')).find((one) => one.textContent.startsWith('intensity'))"
         ".querySelector('canvas').focus()"
     )
-    silent.browser.keys(Keys.ARROW_LEFT)
+    silent.browser.keys(ARROW_LEFT)
     silent.sees("(mean; 30 to 30, ", ".chart .latest")
     silent.browser.keys("+")  # half the range: still longer than an hour
     before = silent.browser.texts("#span")
-    silent.browser.keys(Keys.ESCAPE)
+    silent.browser.keys(ESCAPE)
     silent.eventually(lambda: silent.browser.texts("#span") != before)
-    silent.browser.driver.execute_script(
+    silent.browser.run(
         "const local = (ms) => new Date(ms - new Date(ms).getTimezoneOffset() * 60000).toISOString().slice(0, 16);"
         "document.querySelector('#own-range').open = true;"
         "document.querySelector('#own-from').value = local(Date.now() - 2 * 3600000 - 1200000);"
@@ -94,8 +86,8 @@ def test_a_chart_keeps_the_focus_until_its_answer_is_there(silent: User) -> None
     """The answers for the other fields come first."""
     silent.click("Day")
     silent.sees("mean of the last ten minutes 30", ".chart .latest")
-    driver = silent.browser.driver
-    driver.execute_script(
+    browser = silent.browser
+    browser.run(
         "const charts = [...document.querySelectorAll('.chart')];"
         "window.chart = charts.find((one) => one.textContent.startsWith('intensity'));"
         "window.chart.querySelector('canvas').focus();"
@@ -108,47 +100,47 @@ def test_a_chart_keeps_the_focus_until_its_answer_is_there(silent: User) -> None
         "};"
     )
     silent.browser.keys("+")
-    silent.eventually(lambda: bool(driver.execute_script("return window.go !== undefined && window.open_calls === 0")))
-    driver.execute_async_script(_TWO_FRAMES)
-    assert driver.execute_script("return window.chart.querySelector('.nothing').hidden")
-    assert driver.execute_script("return document.activeElement === window.chart.querySelector('canvas')")
-    driver.execute_script("window.go()")
+    silent.eventually(lambda: bool(browser.run("return window.go !== undefined && window.open_calls === 0")))
+    browser.run_async(_TWO_FRAMES)
+    assert browser.run("return window.chart.querySelector('.nothing').hidden")
+    assert browser.run("return document.activeElement === window.chart.querySelector('canvas')")
+    browser.run("window.go()")
 
 
 def test_escape_leads_back_from_a_range_without_points(silent: User) -> None:
     silent.sees("latest 30", ".chart .latest")
-    driver = silent.browser.driver
-    driver.execute_async_script(
+    browser = silent.browser
+    browser.run_async(
         _CALL % "(window.one = new made.Chart({names: ['x'], onZoom: (from) => { window.zoomed = from; }}),"
         " document.querySelector('#charts').append(window.one.element),"
         " window.one.show(new Map([['x', [{t: 1, v: 1}, {t: 2, v: 2}]]]), [0, 3]), window.one.canvas.focus())",
         "chart.js",
         "",
     )
-    driver.execute_async_script(_TWO_FRAMES)
-    driver.execute_script("window.one.show(new Map(), [7, 9])")
-    driver.execute_async_script(_TWO_FRAMES)
-    assert driver.execute_script("return [window.one.canvas.hidden, window.one.nothing.hidden]") == [True, False]
-    silent.browser.keys(Keys.ESCAPE)
-    assert driver.execute_script("return window.zoomed === null")
-    driver.execute_script("window.one.show(new Map([['x', [{t: 1, v: 1}]]]), [0, 3])")
-    driver.execute_async_script(_TWO_FRAMES)
-    assert driver.execute_script("return document.activeElement === window.one.canvas")
+    browser.run_async(_TWO_FRAMES)
+    browser.run("window.one.show(new Map(), [7, 9])")
+    browser.run_async(_TWO_FRAMES)
+    assert browser.run("return [window.one.canvas.hidden, window.one.nothing.hidden]") == [True, False]
+    silent.browser.keys(ESCAPE)
+    assert browser.run("return window.zoomed === null")
+    browser.run("window.one.show(new Map([['x', [{t: 1, v: 1}]]]), [0, 3])")
+    browser.run_async(_TWO_FRAMES)
+    assert browser.run("return document.activeElement === window.one.canvas")
 
 
 def test_fields_of_one_unit_are_drawn_in_one_chart(silent: User) -> None:
     silent.sees("latest 30", ".chart .latest")
     for name in ("colorRGB.r", "colorRGB.g"):
-        silent.browser.driver.find_element(By.CSS_SELECTOR, f"#drawn input[value='{name}']").click()
+        silent.browser.click(f"#drawn input[value='{name}']")
     apart = len(silent.browser.texts("figure.chart"))
-    silent.browser.driver.find_element(By.ID, "together").click()
+    silent.browser.click("#together")
     silent.eventually(lambda: len(silent.browser.texts("figure.chart")) < apart)
     assert len(silent.browser.texts(".chart .legend")) == apart
 
 
 def test_a_gap_is_no_line(ada: User) -> None:
     ada.open("")
-    made: Any = ada.browser.driver.execute_async_script(
+    made: Any = ada.browser.run_async(
         _CALL % "new made.Chart({names: ['x']}).runs.call({gap: 10}, [0, 5, 30, 35, 60].map((t) => ({t})))"
         ".map((run) => run.map((one) => one.t))",
         "chart.js",
@@ -159,7 +151,7 @@ def test_a_gap_is_no_line(ada: User) -> None:
 
 def test_truths_are_yes_or_no_unless_they_are_switches(ada: User) -> None:
     ada.open("")
-    made: Any = ada.browser.driver.execute_async_script(
+    made: Any = ada.browser.run_async(
         _CALL % "['state', 'isOn', 'lamp.power', 'open', 'motion', 'button'].map((path) => made.shown(true, '', path))",
         "dom.js",
         "",
@@ -167,25 +159,20 @@ def test_truths_are_yes_or_no_unless_they_are_switches(ada: User) -> None:
     assert made == ["on", "on", "on", "yes", "yes", "yes"]
     did = device_id(1)
     said = f'open = true does not hold: open of {did} is false, state of {did} is true, note of {did} is \\"true\\"'
-    told: Any = ada.browser.driver.execute_async_script(_CALL % f'made.withTruths("{said}")', "dom.js", "")
+    told: Any = ada.browser.run_async(_CALL % f'made.withTruths("{said}")', "dom.js", "")
     assert told == f'open = yes does not hold: open of {did} is no, state of {did} is on, note of {did} is "true"'
 
 
 def test_a_chart_says_its_units_and_the_zone_of_its_times(silent: User) -> None:
-    legend: Any = silent.browser.driver.execute_async_script(
+    legend: Any = silent.browser.run_async(
         _CALL % "new made.Chart({names: ['outside', 'inside'], unit: '°C'}).element.textContent", "chart.js", ""
     )
     assert "outside (°C)" in legend
     assert "inside (°C)" in legend
-    zone = silent.browser.driver.execute_script("return new Intl.DateTimeFormat().resolvedOptions().timeZone")
+    zone = silent.browser.run("return new Intl.DateTimeFormat().resolvedOptions().timeZone")
     silent.click("Month")
     silent.sees(zone, "#span")
-    silent.eventually(
-        lambda: any(
-            "Times in " in str(one.accessible_name)
-            for one in silent.browser.driver.find_elements(By.CSS_SELECTOR, "canvas")
-        )
-    )
+    silent.eventually(lambda: any("Times in " in name for name in silent.browser.names("canvas")))
 
 
 def test_the_bars_of_the_usage_have_axes(ada: User) -> None:
@@ -194,12 +181,12 @@ def test_the_bars_of_the_usage_have_axes(ada: User) -> None:
     ada.sees("Used this month")
     points = "Array.from({length: 31}, (_, at) => [Date.UTC(2026, 0, at + 1), at * 100])"
     tell = "(on, value) => `${new Date(on).toISOString().slice(0, 10)}: ${value}`"
-    ada.browser.driver.execute_async_script(
+    ada.browser.run_async(
         _CALL % f"document.querySelector('#page').replaceChildren(made.bars('Units', {points}, {tell}))", "dash.js", ""
     )
     assert ada.browser.texts(".axes .y span") == ["5,000", "2,500", "0"]
     assert ada.browser.texts(".axes .x span") == ["2026-01-01", "2026-01-16", "2026-01-31"]
     script = "return [...document.querySelectorAll('.bars rect')].map((one) => Number(one.getAttribute('height')))"
-    heights = ada.browser.driver.execute_script(script)
+    heights = ada.browser.run(script)
     assert (heights[0], heights[15], heights[30]) == (0, 36, 72)  # of 120, which are 5,000
     assert measured(ada.browser) == []

@@ -7,9 +7,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
-from selenium.webdriver.common.by import By
-from selenium.webdriver.remote.webelement import WebElement
-from selenium.webdriver.support.ui import Select
 
 from tests.browser import Chromium
 from tests.daemon import ADA, ADA_EMAIL, LIGHT_TYPE, USER_TOKEN, bearer, device_id
@@ -31,15 +28,13 @@ def go(user: User, path: str) -> None:
     user.browser.open(f"{user.origin}{path}")
 
 
-def named(user: User, name: str) -> WebElement:
-    """The field of this name, once the page has it."""
-    return user.browser.wait(lambda: user.browser.driver.find_elements(By.NAME, name))[0]
-
-
 def write(user: User, name: str, text: str) -> None:
     """Into the field of this name, in place of what it has."""
-    user.browser.driver.execute_script(
-        "arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('input'))", named(user, name), text
+    user.browser.until("called(arguments[0]).length", f"[name={name}]")
+    user.browser.run(
+        "const [one] = called(arguments[0]); one.value = arguments[1]; one.dispatchEvent(new Event('input'))",
+        f"[name={name}]",
+        text,
     )
 
 
@@ -48,25 +43,20 @@ def test_from_an_application_to_its_token(ada: User, site: Site) -> None:
     ada.sees("Dashboard", "#page h2")
     ada.sees("New application")
     box = '[aria-label="New application"] '
-    field = ada.browser.driver.find_element(By.CSS_SELECTOR, box + "[name=name]")
-    field.send_keys("a <b> name")
+    ada.browser.write(box + "[name=name]", "a <b> name")
     ada.click("Create the application")
     ada.sees("must not contain any of", ".finding")
     ada.was_refused(400)
-    field.clear()
-    field.send_keys("Thermostat")
-    ada.browser.driver.find_element(By.CSS_SELECTOR, box + "[name=client_credentials]").click()
-    write_in = ada.browser.driver.find_element(By.CSS_SELECTOR, box + "[name=redirectUris]")
-    write_in.send_keys("https://example.org/back\nmyapp://done")
+    ada.browser.write(box + "[name=name]", "Thermostat")
+    ada.browser.click(box + "[name=client_credentials]")
+    ada.browser.write(box + "[name=redirectUris]", "https://example.org/back\nmyapp://done")
     ada.click("Create the application")
     ada.sees("The client secret of Thermostat")
     secret = ada.browser.texts(".secret code")[0]
     ada.sees("myapp://done", '[aria-label="Thermostat"]')
     aid = ada.browser.texts('[aria-label="Thermostat"] dd code')[0]
     assert issued(site, aid, secret) == 200
-    ada.browser.driver.find_element(
-        By.XPATH, '//section[@aria-label="Thermostat"]//button[.="Renew the secret"]'
-    ).click()
+    ada.browser.click('//section[@aria-label="Thermostat"]//button[.="Renew the secret"]')
     ada.click("Renew")
     ada.sees("The secret is renewed")
     renewed = ada.browser.texts('[aria-label="Thermostat"] .secret code')[0]
@@ -129,7 +119,7 @@ TYPE_PAGE: Final = f"/developer/types/{LIGHT_TYPE}"
 
 
 def choose_file(user: User, name: str, path: Path) -> None:
-    named(user, name).send_keys(str(path))
+    user.browser.take_file(f"[name={name}]", path)
 
 
 def test_an_approved_list_is_uploaded(ada: User, tmp_path: Path) -> None:
@@ -152,7 +142,7 @@ def test_an_approved_list_is_uploaded(ada: User, tmp_path: Path) -> None:
     ada.was_refused(400)
     # An upload that is not there any more is forgotten.
     kept = f"trunkline upload {LIGHT_TYPE}"
-    script = ada.browser.driver.execute_script
+    script = ada.browser.run
     script("localStorage.setItem(arguments[0], arguments[1])", kept, f"../{'9' * 32}")
     go(ada, f"{TYPE_PAGE}/list")
     ada.eventually(lambda: script("return localStorage.getItem(arguments[0])", kept) is None)
@@ -231,7 +221,7 @@ def test_what_fails_is_found_from_the_first_page_in_two_clicks(ada: User, site: 
     go(ada, f"/developer/subscriptions/{made['data']['id']}")  # it can be left and found again
     ada.sees("The latest replay", "#replay")
     ada.sees("0 of 1 answered", "#replay")
-    assert ada.browser.driver.find_elements(By.CSS_SELECTOR, "h1 b") == []
+    assert ada.browser.count("h1 b") == 0
     go(ada, "/developer/subscriptions")
     ada.sees("failing", "tbody .badge.bad")
     assert ada.browser.texts("tbody .badge.good") == []
@@ -394,7 +384,7 @@ def test_a_table_of_ten_thousand_rows_pages_sorts_filters_and_goes_out(ada: User
     """In the CSV file no text is a formula; on the page no text is HTML."""
     go(ada, "/developer/usage")
     ada.sees("Used this month")
-    lines = ada.browser.driver.execute_async_script(TEN_THOUSAND_ROWS)
+    lines = ada.browser.run_async(TEN_THOUSAND_ROWS)
     assert len(lines) == 10_001
     assert [int(line.rpartition(",")[2]) for line in lines[1:]] == list(range(10_000))
     assert [line for line in lines if "1+1" in line] == ['"\'=1+1,""<b>;\'@x",' + str(7 * 7919 % 10_000)]
@@ -420,9 +410,9 @@ def test_an_application_is_deleted_after_its_name_is_typed(ada: User, site: Site
     deleting(ada, "Short-lived")
     ada.sees("1 person can no longer use it", "dialog")
     ada.sees("1 access token with its connections", "dialog")
-    assert not press_in_dialog(ada, "Delete for good").is_enabled()
+    assert ada.browser.count(in_dialog("Delete for good") + "[@disabled]") == 1
     ada.browser.fill("Type its name, Short-lived, to confirm", "short-lived")
-    press_in_dialog(ada, "Delete for good").click()
+    ada.browser.click(in_dialog("Delete for good"))
     ada.sees("Short-lived is deleted")
     ada.sees_no("Short-lived", "#page")
     # One that a provision file makes is not deleted here, and the page says why.
@@ -436,18 +426,18 @@ def test_an_application_is_deleted_after_its_name_is_typed(ada: User, site: Site
 def choose(user: User, name: str) -> None:
     """Where there are many applications, they are a table, of which one is shown."""
     user.eventually(lambda: name in user.browser.text)
-    if user.browser.driver.find_elements(By.CSS_SELECTOR, "#page table"):
+    if user.browser.count("#page table"):
         user.browser.fill("Filter applications", name)
         user.click(name)
     user.sees(name, "#page section h2")
 
 
 def deleting(user: User, name: str) -> None:
-    user.browser.driver.find_element(By.XPATH, f'//section[@aria-label="{name}"]//button[.="Delete"]').click()
+    user.browser.click(f'//section[@aria-label="{name}"]//button[.="Delete"]')
 
 
-def press_in_dialog(user: User, words: str) -> WebElement:
-    return user.browser.driver.find_element(By.XPATH, f'//dialog//button[.="{words}"]')
+def in_dialog(words: str) -> str:
+    return f'//dialog//button[.="{words}"]'
 
 
 def test_what_an_application_asks_people_for_is_chosen(ada: User, site: Site) -> None:
@@ -457,21 +447,16 @@ def test_what_an_application_asks_people_for_is_chosen(ada: User, site: Site) ->
     made = site.of_ada_at_the_console(ada, "POST", path, {"name": "Asker", "methods": ["pkce"]})
     go(ada, "/developer/applications")
     choose(ada, "Asker")
-    ada.browser.driver.find_element(By.XPATH, '//section[@aria-label="Asker"]//button[.="Change"]').click()
+    ada.browser.click('//section[@aria-label="Asker"]//button[.="Change"]')
     form = '[aria-label="Change Asker"]'
     ada.sees("Permissions it asks for", form)
     for _ in range(2):
-        ada.browser.driver.find_element(
-            By.XPATH, '//form[@aria-label="Change Asker"]//button[.="Ask for more"]'
-        ).click()
-    of = ada.browser.driver.find_elements(By.CSS_SELECTOR, f"{form} .ask input")
-    of[0].clear()
-    of[0].send_keys("none.such")
+        ada.browser.click('//form[@aria-label="Change Asker"]//button[.="Ask for more"]')
+    ada.browser.write(f"{form} .ask input", "none.such")
     press_in(ada, "Change Asker", "Save")
     ada.sees("There is no such device type", f"{form} .finding")
     ada.was_refused(400)
-    of[0].clear()
-    of[0].send_keys("example.light")
+    ada.browser.write(f"{form} .ask input", "example.light")
     press_in(ada, "Change Asker", "Save")
     ada.sees("The application is changed")
     asked = site.of_ada_at_the_console(ada, "GET", f"/developer/applications/{made['id']}", None)["permissions"]
@@ -488,7 +473,7 @@ def test_what_an_application_asks_people_for_is_chosen(ada: User, site: Site) ->
 def test_a_subscription_is_made_and_deleted(ada: User, site: Site) -> None:
     go(ada, "/developer/subscriptions")
     ada.sees("New subscription")
-    assert not ada.browser.driver.find_elements(By.CSS_SELECTOR, "[name=cloudRegion]:enabled")
+    assert ada.browser.count("[name=cloudRegion]:enabled") == 0
     pick(ada, "application", "Dashboard")
     pick(ada, "source", "Messages of one device")
     pick(ada, "receiver", "Into a cloud stream")
@@ -510,8 +495,8 @@ def test_a_subscription_is_made_and_deleted(ada: User, site: Site) -> None:
 
 
 def pick(user: User, name: str, words: str) -> None:
-    Select(named(user, name)).select_by_visible_text(words)
+    user.browser.choose(f"[name={name}]", words)
 
 
 def press_in(user: User, form: str, words: str) -> None:
-    user.browser.driver.find_element(By.XPATH, f'//form[@aria-label="{form}"]//button[.="{words}"]').click()
+    user.browser.click(f'//form[@aria-label="{form}"]//button[.="{words}"]')

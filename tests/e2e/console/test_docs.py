@@ -33,7 +33,7 @@ def test_the_search_leads_to_the_section(site: Site, chromium: Chromium) -> None
     chromium.open(f"{site.origin}/docs/limits")
     chromium.fill("Search the documentation", "pre-shared key")
     chromium.wait(lambda: "LWM2M\nDevices" in chromium.texts("#found a"))
-    chromium.leaving(lambda: chromium.driver.execute_script("document.querySelector('#found a').click()"))
+    chromium.leaving(lambda: chromium.run("document.querySelector('#found a').click()"))
     assert "/docs/" in chromium.url
     assert "#" in chromium.url
 
@@ -48,14 +48,12 @@ def test_every_example_has_a_button_that_copies_it(site: Site, chromium: Chromiu
     chromium.open(f"{site.origin}/docs/first-steps")
     blocks = chromium.texts(".copyable pre")
     assert len(blocks) == len(chromium.texts("main pre")) > 4
-    chromium.driver.execute_cdp_cmd(
-        "Browser.grantPermissions", {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]}
-    )
-    chromium.driver.execute_script("document.querySelector('.copyable button').click()")
+    chromium.tell("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
+    chromium.run("document.querySelector('.copyable button').click()")
     said = chromium.wait(lambda: next((one for one in chromium.texts(".copyable button") if one != "Copy"), None))
     assert said in {"Copied", "Press Ctrl-C"}  # a browser without a focused window refuses the clipboard
     if said == "Press Ctrl-C":
-        assert chromium.driver.execute_script("return getSelection().toString()").strip() == blocks[0]
+        assert chromium.run("return getSelection().toString()").strip() == blocks[0]
 
 
 def test_a_page_leads_back_to_the_console(site: Site, chromium: Chromium) -> None:
@@ -84,19 +82,19 @@ def test_a_cell_names_its_column_on_a_phone(site: Site, chromium: Chromium) -> N
     chromium.open(f"{site.origin}/docs/first-steps")
     chromium.show(PHONE, dark=False)
     label = "return document.querySelector('main td:nth-child(2)').dataset.label"
-    assert chromium.driver.execute_script(label) == "Id"
+    assert chromium.run(label) == "Id"
     assert chromium.texts("main thead") == [""]
 
 
 def test_the_menu_shows_the_current_page_on_a_desktop_and_is_closed_on_a_phone(site: Site, chromium: Chromium) -> None:
     chromium.open(f"{site.origin}/docs/reference/28-logs-and-audit")
-    inner, outer = chromium.driver.execute_script(
+    inner, outer = chromium.run(
         "const current = document.querySelector('nav [aria-current]');"
         "return [current, current.closest('header')].map((one) => one.getBoundingClientRect().toJSON())"
     )
     assert outer["top"] <= inner["top"] < inner["bottom"] <= outer["bottom"]
     chromium.show(PHONE, dark=False)
-    chromium.wait(lambda: chromium.driver.execute_script("return document.querySelector('h1').offsetTop < 300"))
+    chromium.wait(lambda: chromium.run("return document.querySelector('h1').offsetTop < 300"))
     chromium.show(DESKTOP, dark=False)
     chromium.wait(lambda: "28 Logs and audit" in chromium.texts("nav [aria-current]"))
 
@@ -105,7 +103,7 @@ def test_the_copy_button_covers_no_line(site: Site, chromium: Chromium) -> None:
     chromium.open(f"{site.origin}/docs/first-steps")
     for size in WIDTHS:
         chromium.show(size, dark=False)
-        covered = chromium.driver.execute_script(
+        covered = chromium.run(
             "return Array.from(document.querySelectorAll('.copyable'), (one) => {"
             "const [lines, button] = [...one.children].map((child) => child.getBoundingClientRect());"
             "return button.left < lines.right && button.bottom > lines.top; }).filter(Boolean).length"

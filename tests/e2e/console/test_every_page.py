@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from selenium.webdriver.common.by import By
-from selenium.webdriver.support.select import Select
 
 from protocols.http.console.doors import HOME
 from protocols.http.console.pages import DASHBOARDS, OBJECTS, PAGES
@@ -111,9 +109,8 @@ def test_the_fields_of_a_type_have_a_column_of_units_only_if_one_has_a_unit(pers
     person.browser.open(f"{person.origin}/console/devices/new")
     person.sees("Actions:")
     kinds = set()
-    for option in Select(person.browser.driver.find_element(By.ID, "dtid")).options:
-        name = option.text
-        option.click()
+    for name in person.browser.texts("#dtid option"):
+        person.browser.choose("#dtid", name)
         person.sees(name, "#type b")
         has_column = "Unit" in person.browser.texts("#type th")
         assert has_column == any(person.browser.texts("#type td:nth-child(3)")), name

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from selenium.webdriver.common.by import By
 
 from tests.browser import WIDTHS
 from tests.daemon import ADA_EMAIL, command_output, device_id
@@ -81,8 +80,7 @@ def test_the_later_of_two_who_edit_a_rule_sees_both_and_chooses(
     ada.open("")
     rule = rule_of_ada(ada, site, "Two people")
     for choice, name in (("Save mine", "Mine"), ("Take the other version", "Theirs")):
-        ada.open(f"/rules/{rule}")
-        ada.sees("triggered", "#standing")
+        open_rule(ada, rule)
         site.of_ada_at_the_console(ada, "PUT", f"/rules/{rule}", {"name": "Theirs"})
         ada.browser.fill("Name", "Mine")
         ada.click("Save")
@@ -95,6 +93,13 @@ def test_the_later_of_two_who_edit_a_rule_sees_both_and_chooses(
         assert site.of_ada("GET", f"/rules/{rule}")["data"]["name"] == name
     ada.was_refused(412)
     site.of_ada_at_the_console(ada, "DELETE", f"/rules/{rule}", None)
+
+
+def open_rule(ada: User, rule: str) -> None:
+    """Until its form is whole: what is saved before lacks conditions, and is refused."""
+    ada.open(f"/rules/{rule}")
+    ada.sees("triggered", "#standing")
+    ada.browser.until("called('#then > li').length")
 
 
 def scene(ada: User, site: Site) -> tuple[str, str, str]:
@@ -156,7 +161,7 @@ def test_every_form_that_changes_something_shows_both_versions(
     ada.eventually(lambda: site.of_ada_at_the_console(ada, "GET", path, None)["name"] == "Mine")
     ada.was_refused(412)
     if make is not application:  # which cannot be deleted
-        ada.open("/signed-in")  # the page no longer reads the deleted object
+        ada.open("")  # the page no longer reads the deleted object
         site.of_ada_at_the_console(ada, "DELETE", path, None)
 
 
@@ -174,29 +179,22 @@ def test_an_upload_of_a_manifest_shows_both_versions(ada: User, site: Site) -> N
     ada.sees("temperature", "dialog .versions")
     ada.click("Take the other version")
     ada.sees("Version 1")
-    ada.eventually(lambda: "theirs" in (ada.browser.labelled("The Manifest as JSON").get_attribute("value") or ""))
+    ada.eventually(lambda: "theirs" in ada.browser.value("The Manifest as JSON"))
     ada.was_refused(412)
 
 
 def test_what_was_typed_is_saved_after_signing_in_again(ada: User, site: Site, screenshots: Path | None) -> None:
     ada.open("")
     rule = rule_of_ada(ada, site, "Before")
-    ada.open(f"/rules/{rule}")
-    ada.sees("triggered", "#standing")
+    open_rule(ada, rule)
     ada.browser.fill("Name", "Typed before the session ended")
     end_sessions(ada)  # the page learns of it when its feed closes
     ada.sees("Sign in again", "dialog")
     pictures(ada, screenshots, "sign-in-again")
-    driver = ada.browser.driver
-    page = driver.current_window_handle
-    ada.click("Sign in")
-    ada.eventually(lambda: len(driver.window_handles) == 2)
-    driver.switch_to.window(next(one for one in driver.window_handles if one != page))
-    ada.browser.fill("E-mail address or user name", "ada@example.org")
-    ada.browser.fill("Password", PASSWORD)
-    driver.find_element(By.CSS_SELECTOR, "form button:not([formaction])").click()
-    ada.eventually(lambda: len(driver.window_handles) == 1)
-    driver.switch_to.window(page)
+    with ada.browser.opened_window(lambda: ada.click("Sign in")):
+        ada.browser.write("[name=email]", "ada@example.org")
+        ada.browser.fill("Password", PASSWORD)
+        ada.browser.click("form button:not([formaction])")
     ada.click("Save")
     ada.sees("The rule is saved")
     assert site.of_ada("GET", f"/rules/{rule}")["data"]["name"] == "Typed before the session ended"
@@ -215,7 +213,7 @@ def pictures(user: User, folder: Path | None, name: str) -> None:
 
 def end_sessions(user: User) -> None:
     """Sign out in another browser of every one: the page learns of it with its next call."""
-    user.browser.driver.execute_async_script(
+    user.browser.run_async(
         "const done = arguments[0]; const form = document.querySelector('form.who');"
         "fetch(form.action, {method: 'POST', body: new URLSearchParams(new FormData(form)), redirect: 'manual'})"
         ".then(() => done());"

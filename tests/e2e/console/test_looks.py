@@ -95,7 +95,7 @@ def test_pages_have_no_overflow_and_no_findings_of_axe(
 def test_axe_would_find_something(ada: User, node_folder: Path) -> None:
     """axe looks into these pages although their policy lets no text become HTML."""
     devices(ada)
-    ada.browser.driver.execute_script("document.querySelector('#content h1').style.color = 'rgb(140, 140, 140)'")
+    ada.browser.run("document.querySelector('#content h1').style.color = 'rgb(140, 140, 140)'")
     ada.browser.show(PHONE, dark=False)
     for only_colors in (False, True):
         found = findings(ada.browser, node_folder, only_colors=only_colors)

@@ -51,7 +51,7 @@ window.setTimeout = (work, ms, ...more) => (ms >= 4500 ? 0 : real(work, ms, ...m
 def test_the_progress_of_a_backup_and_of_a_task_comes_without_polling(ada: User, site: Site) -> None:
     go(ada, "/operator/backups")
     ada.sees("Make a backup")
-    ada.browser.driver.execute_script(WITHOUT_A_CLOCK)
+    ada.browser.run(WITHOUT_A_CLOCK)
     file = ada.browser.texts("#latest code")
     site.of_ada_at_the_console(ada, "POST", "/operator/backups", None)
     ada.eventually(lambda: ada.browser.texts("#latest code") not in (file, []))
@@ -60,7 +60,7 @@ def test_the_progress_of_a_backup_and_of_a_task_comes_without_polling(ada: User,
     made = site.of_ada_at_the_console(ada, "POST", "/devicemgmt/tasks", task)["id"]
     go(ada, f"/developer/tasks/{made}")
     ada.sees("scheduled", "#standing")
-    ada.browser.driver.execute_script(WITHOUT_A_CLOCK)
+    ada.browser.run(WITHOUT_A_CLOCK)
     site.of_ada_at_the_console(ada, "PUT", f"/devicemgmt/tasks/{made}", {"status": "CANCELLED"})
     ada.sees("cancelled", "#standing .badge")
 

@@ -44,7 +44,7 @@ def test_words_would_be_found_broken(bob: User) -> None:
     bob.open("/account")
     bob.sees("Signed in until")
     narrow = "display: block; width: 1rem; min-width: 0; white-space: normal; overflow-wrap: anywhere"
-    bob.browser.driver.execute_script(f"document.styleSheets[1].insertRule('#sessions tbody th {{ {narrow} }}')")
+    bob.browser.run(f"document.styleSheets[1].insertRule('#sessions tbody th {{ {narrow} }}')")
     assert any("is broken into" in one for one in measured(bob.browser))
 
 
@@ -65,7 +65,7 @@ def test_a_page_of_the_version_before_says_that_it_is_to_be_loaded_again(bob: Us
         "import(document.querySelector('script').src.replace(/[^/]*$/, 'api.js'))"
         ".then((api) => api.accessToken(true)).then(() => done(), done)"
     )
-    bob.browser.driver.execute_async_script(script)
+    bob.browser.run_async(script)
     bob.sees("another version now", "#outdated")
     bob.browser.leaving(lambda: bob.click("Reload"))
     bob.sees("Devices", "h1")
@@ -76,14 +76,14 @@ def test_a_page_that_is_open_during_an_upgrade_says_so_by_itself(ada: User, site
     """The page says so as soon as the service is back, not when its token ends an hour later."""
     ada.open("")
     ada.sees("1–25 of", "#pages")
-    ada.browser.driver.execute_script("document.querySelector('meta[name=build]').content = 'the version before'")
+    ada.browser.run("document.querySelector('meta[name=build]').content = 'the version before'")
     ada.browser.fill("Search", "Light 1")
     site.daemon.stop()
     ada.sees("No connection to the server", "#connection")
     assert ada.browser.texts("#outdated") == []
     site.start()
     ada.sees("another version now", "#outdated")
-    assert ada.browser.labelled("Search").get_property("value") == "Light 1", "what was typed is still there"
+    assert ada.browser.value("Search") == "Light 1", "what was typed is still there"
     ada.browser.traffic()  # forget requests that did not load
 
 

@@ -13,10 +13,8 @@ from typing import Any, Final
 from zoneinfo import ZoneInfo
 
 import pytest
-from selenium.webdriver.common.by import By
-from selenium.webdriver.common.keys import Keys
 
-from tests.browser import Chromium
+from tests.browser import ARROW_LEFT, Chromium
 from tests.daemon import DEMO_ON_ANY_PORT, LIGHT_TYPE, TRUNKLINE, device_id
 from tests.e2e.console.user import User
 from tests.e2e.console.world import BOARD, BOB_EMAIL, Site
@@ -45,7 +43,7 @@ def pasted(line: str, program: Path) -> Iterator[None]:
 
 
 def line_of(user: User) -> str:
-    return user.browser.driver.find_element(By.CSS_SELECTOR, "#way pre").text
+    return user.browser.texts("#way pre")[0]
 
 
 def test_from_the_printed_link_to_the_first_point_of_ones_own_device(
@@ -207,8 +205,8 @@ def test_what_became_of_each_message(ada: User, site: Site) -> None:
     ada.sees("Source device is disconnected (403), from device", "#trail")
     ada.sees("opne: not in the Manifest. The rest of the message was stored.", "#trail")
     ada.sees(hostile, "#values")
-    assert "owned" not in ada.browser.driver.title
-    assert ada.browser.driver.find_elements(By.TAG_NAME, "img") == []
+    assert "owned" not in ada.browser.run("return document.title")
+    assert ada.browser.count("img") == 0
 
 
 def test_a_device_is_renamed_disabled_and_deleted(ada: User, site: Site) -> None:
@@ -238,7 +236,7 @@ def test_messages_are_exported(ada: User, site: Site) -> None:
     ada.open("/exports")
     ada.click("Export the messages")
     ada.sees("ready", "#exports")
-    ada.now(lambda: ada.browser.driver.find_element(By.CSS_SELECTOR, "#exports td button").click())
+    ada.browser.click("#exports td button")
     ada.sees("is in your downloads")
 
 
@@ -258,8 +256,8 @@ def test_a_name_is_changed_and_stands_in_what_happened(ada: User, site: Site) ->
     ada.click("Change")
     ada.sees("Your name is changed")
     ada.sees("Profile changed", "#activity")
-    ada.browser.driver.refresh()
-    ada.eventually(lambda: ada.browser.driver.find_element(By.ID, "full-name").get_attribute("value") == "x" * 64)
+    ada.browser.reload()
+    ada.eventually(lambda: ada.browser.value("Name") == "x" * 64)
     ada.sees("Profile changed", "#activity")  # a list that is still to come would replace the next one
     ada.browser.fill("Name", "Ada")
     ada.click("Change")
@@ -273,9 +271,10 @@ def test_devices_are_searched_sorted_and_paged(ada: User) -> None:
     ada.sees("26–", "#range")
     ada.browser.fill("Search", "light 2")
     ada.sees("11", "#number")
-    ada.browser.driver.find_element(By.ID, "sort").send_keys("Name, Z")
+    ada.browser.run("called('#sort')[0].focus()")
+    ada.browser.keys("Name, Z")
     ada.eventually(lambda: ada.browser.texts("#devices tbody th a")[0] == "Light 29")
-    ada.browser.driver.refresh()  # what was asked for is in the address
+    ada.browser.reload()  # what was asked for is in the address
     ada.eventually(lambda: ada.browser.texts("#devices tbody th a")[:1] == ["Light 29"])
 
 
@@ -300,7 +299,7 @@ def test_signing_out_leaves_nothing_to_see(ada: User) -> None:
     ada.sees_all()
     ada.browser.press("Sign out")
     assert ada.browser.heading == "Sign in"
-    ada.browser.driver.back()
+    ada.browser.back()
     ada.eventually(lambda: ada.browser.heading == "Sign in")
     # Requests of the page in between were refused at once.
     complaints = ada.browser.traffic().complaints
@@ -309,11 +308,11 @@ def test_signing_out_leaves_nothing_to_see(ada: User) -> None:
 
 def first_point_says(user: User, words: str) -> bool:
     """What a chart of intensity says after an arrow key. It may still show another span, whose points say others."""
-    user.browser.driver.execute_script(
+    user.browser.run(
         "Array.from(document.querySelectorAll('.chart')).find((one) => one.textContent.startsWith('intensity'))"
         ".querySelector('canvas').focus()"
     )
-    user.browser.keys(Keys.ARROW_LEFT)
+    user.browser.keys(ARROW_LEFT)
     return any(words in text for text in user.browser.texts(".chart .latest"))
 
 
@@ -322,8 +321,7 @@ def test_the_days_of_a_chart_are_those_of_the_viewer(ada: User, site: Site, zone
     ts = round(time.time() * 1000) - 3 * 86_400_000
     site.of_ada("POST", "/messages", json={"sdid": device_id(31), "data": {"intensity": 7}, "ts": ts})
     day = datetime.fromtimestamp(ts / 1000, ZoneInfo(zone)).date()
-    driver = ada.browser.driver
-    driver.execute_cdp_cmd("Emulation.setTimezoneOverride", {"timezoneId": zone})
+    ada.browser.tell("Emulation.setTimezoneOverride", timezoneId=zone)
     try:
         ada.open(f"/devices/{device_id(31)}")
         for span, first in (("Month", day), ("Year", day.replace(day=1))):
@@ -331,4 +329,4 @@ def test_the_days_of_a_chart_are_those_of_the_viewer(ada: User, site: Site, zone
             ada.sees("7", ".chart .latest")
             ada.eventually(partial(first_point_says, ada, f"{first:%b} {first.day}, {first.year}, 12:00:00"))
     finally:
-        driver.execute_cdp_cmd("Emulation.setTimezoneOverride", {"timezoneId": ""})
+        ada.browser.tell("Emulation.setTimezoneOverride", timezoneId="")

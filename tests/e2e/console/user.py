@@ -4,9 +4,8 @@ from collections.abc import Callable
 from typing import Final
 
 import httpx
-from selenium.common.exceptions import ElementClickInterceptedException, StaleElementReferenceException
 
-from tests.browser import Chromium
+from tests.browser import BrowserError, Chromium
 from tests.daemon import ADA_EMAIL
 from tests.protocols.http.accounts.browser import Form
 
@@ -50,7 +49,7 @@ class User:
         def did() -> bool:
             try:
                 act()
-            except (AssertionError, ElementClickInterceptedException, StaleElementReferenceException):
+            except (AssertionError, BrowserError):
                 return False
             return True
 
@@ -73,10 +72,4 @@ class User:
         assert [one for one in complaints if f"the server responded with a status of {status}" not in one] == []
 
     def eventually(self, holds: Callable[[], bool]) -> None:
-        def look() -> bool:
-            try:
-                return holds()
-            except StaleElementReferenceException:  # the page has just replaced it
-                return False
-
-        self.browser.wait(look)
+        self.browser.wait(holds)

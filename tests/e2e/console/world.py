@@ -47,7 +47,7 @@ class Site:
             ".then((api) => api.call(arguments[0], arguments[1], { body: arguments[2] ?? undefined, quiet: true }))"
             ".then(done, (error) => done({ failed: String(error) }))"
         )
-        answer = user.browser.driver.execute_async_script(script, method, path, body)
+        answer = user.browser.run_async(script, method, path, body)
         assert "failed" not in answer, answer
         return answer if whole else answer["data"]
 

@@ -15,7 +15,7 @@ from tests.protocols.http.accounts.browser import PASSWORD, give_password
 from tests.protocols.http.accounts.test_pages import ask_for_their_locks
 from tests.served import served
 
-if TYPE_CHECKING:  # most processes that collect tests have no use for Selenium
+if TYPE_CHECKING:  # most processes that collect tests have no use for a browser
     from tests.browser import Chromium
 
 pytestmark = pytest.mark.processes

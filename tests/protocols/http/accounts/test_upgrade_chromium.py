@@ -16,7 +16,7 @@ from tests.builders import ServicesOpener
 from tests.factories import ADA_TOKEN, DASHBOARD, KITCHEN, LIGHT_TYPE, World
 from tests.protocols.http.accounts.test_chromium import site
 
-if TYPE_CHECKING:  # most processes that collect tests have no use for Selenium
+if TYPE_CHECKING:  # most processes that collect tests have no use for a browser
     from tests.browser import Chromium
 
 pytestmark = pytest.mark.processes
