@@ -298,7 +298,7 @@ def _peers(settings: Settings, engine: StoreAnywhere, stack: AsyncExitStack) -> 
     listening = Listening(engine.target, engine.instance)
     stack.callback(listening.close)
     _log.info("serves_together", node=settings.cluster.name, workers=settings.cluster.workers)
-    return FactLog(engine.instance, settings.cluster.name, settings.cluster.patience_seconds, listening.wait)
+    return FactLog(engine.instance, settings.cluster.name, settings.cluster.patience_seconds, listening)
 
 
 def _begin_beside(workers: trio.Nursery, serving: Serving | None, services: Services, engine: StoreAnywhere) -> None:
@@ -547,7 +547,8 @@ def _draining(serving: Serving | None, services: Services, reloading: Reloading)
 def _report(services: Services, heads: LogHeads) -> NodeReport:
     """The report of this node to the others."""
     peers, follower = services.core.peers, services.messages.follower
-    position = heads.position if follower is None else follower.statistics().position
+    followed = None if follower is None else follower.statistics()
+    position = heads.position if followed is None or not followed.reads_messages else followed.position
     heard = heads.fact if peers is None else peers.statistics().heard
     return NodeReport(
         connections=services.routing.connections.statistics().links,

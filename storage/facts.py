@@ -104,10 +104,14 @@ class FactStore(Store):
             {"kept": KEPT_SECONDS * 1000},
         )
 
-    def first_own_head(self, instance: str, behind: int) -> int | None:
-        """The lowest head behind a position that commits of this process have given."""
-        row = self._db.execute(
-            "SELECT min(head) AS head FROM batch WHERE node >= :first AND node < :last AND head > :behind",
+    def heads(self, instance: str, behind: int) -> tuple[int, list[int]]:
+        """The highest position that a commit has given; and the heads behind a position that commits of this process
+        have given, the lowest first."""
+        rows = self._db.execute(
+            "SELECT a.head, o.head AS own FROM (SELECT coalesce(max(head), 0) AS head FROM batch) AS a LEFT JOIN"
+            " (SELECT DISTINCT head FROM batch WHERE node >= :first AND node < :last AND head > :behind) AS o ON TRUE"
+            " ORDER BY o.head",
             {"first": f"{instance}.", "last": f"{instance}/", "behind": behind},  # '/' follows '.' in ASCII
-        ).one()
-        return None if row is None or row["head"] is None else int(row["head"])
+        )
+        found = [(int(row["head"]), row["own"]) for row in rows]
+        return found[0][0], [int(own) for _, own in found if own is not None]

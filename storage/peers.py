@@ -21,6 +21,14 @@ class PackedFact(msgspec.Struct, frozen=True):
     content: bytes
 
 
+class Heard(msgspec.Struct, frozen=True):
+    """What others have stored just now, as far as the database has told. `changes`: facts or Actions, and perhaps
+    messages; `messages`: these alone."""
+
+    changes: bool = False
+    messages: bool = False
+
+
 class Peers(Protocol):
     """Takes what the others write, and tells them. All but `packed` are called on the loop."""
 

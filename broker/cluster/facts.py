@@ -5,7 +5,7 @@ once a second, and when PostgreSQL says that somebody has stored something (stor
 """
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -21,7 +21,7 @@ from storage.database import CommitGroup, Database
 from storage.facts import FactRecord, FactsLostError
 from storage.keys import DeviceKey, Position
 from storage.outages import Outage
-from storage.peers import PackedFact
+from storage.peers import Heard, PackedFact
 from storage.sql import StoreError
 from storage.told import Told
 
@@ -41,8 +41,25 @@ class Rows(Protocol):
     async def read_on(self) -> None:
         """Publish what the others have stored. Raises StoreError."""
 
+    async def messages_came(self) -> None:
+        """The others have stored messages, and nothing else. Raises StoreError."""
+
+    @property
+    def is_hearing(self) -> bool:
+        """Whether somebody needs to know of these at once."""
+
     def leave_out(self) -> None:
         """Nobody is told of a row from now on: one that comes before a commit of this node cannot be read."""
+
+
+class Listener(Protocol):
+    """Hears of the commits of others (storage/engines/postgresql_listening.py)."""
+
+    def wait(self, seconds: float, *, messages: bool) -> Heard:
+        """What others store, within this number of seconds at most. Blocks. Raises StoreError."""
+
+    def interrupt(self) -> None:
+        """Have `wait` return. From any thread."""
 
 
 class FactLogStatistics(msgspec.Struct, frozen=True):
@@ -56,27 +73,25 @@ class FactLogStatistics(msgspec.Struct, frozen=True):
 class FactLog:
     """The facts as one node tells and hears them; implements `Peers` (storage/peers.py)."""
 
-    def __init__(
-        self, instance: str, node: str, patience_seconds: float, wait: Callable[[float], bool] | None = None
-    ) -> None:
+    def __init__(self, instance: str, node: str, patience_seconds: float, listener: Listener | None = None) -> None:
         """
         Args:
             instance: the name of this process.
             node: that of this node.
             patience_seconds: how long the rows of the others are waited for.
-            wait: blocks for this number of seconds at most; whether another node has stored something. May raise
-                StoreError.
+            listener: hears of the others; None: this node looks once a second.
         """
         self.instance = instance
         self.node = node
         self._patience_seconds = patience_seconds
-        self._wait = wait
+        self._listener = listener
         self._news: News | None = None
         self._database: Database | None = None
         self.rows: Rows | None = None
         self._heard = self._told = self._refused = 0
         self._failed: StoreError | None = None
         self._wanted = trio.Event()
+        self._told_changes = self._told_messages_only = False
         self._refusers: list[Refuser] = []
         self._catching_up = trio.Lock()
         #: Calls of `catch_up`: how many have begun, and how many of these a reading knows that has ended.
@@ -203,17 +218,25 @@ class FactLog:
                 if self._failed is not None:
                     raise FencedError(f"this node cannot read what the others have stored: {self._failed}")
                 try:
-                    await self.hear()
-                    if self.rows is not None:
-                        await self.rows.read_on()
+                    if self._told_messages_only and self.rows is not None:
+                        await self.rows.messages_came()
+                    else:
+                        await self._look()
                     outage.succeeded()
                 except FactsLostError as error:
                     raise FencedError(f"{error}: what it keeps in memory is old. Started again, it reads it") from error
                 except StoreError as error:
                     outage.failed(error)
-                with trio.move_on_after(_LOOK_SECONDS):
+                with trio.move_on_after(_LOOK_SECONDS) as waited:
                     await self._wanted.wait()
                 self._wanted = trio.Event()
+                self._told_messages_only = not (waited.cancelled_caught or self._told_changes)
+                self._told_changes = False
+
+    async def _look(self) -> None:
+        await self.hear()
+        if self.rows is not None:
+            await self.rows.read_on()
 
     async def catch_up(self) -> None:
         """Hear everything that was told before this call. Calls at the same time share one reading.
@@ -249,12 +272,21 @@ class FactLog:
             if found.is_all:
                 return True
 
+    def listen_anew(self) -> None:
+        """Somebody begins to need what others store."""
+        if self._listener is not None:
+            self._listener.interrupt()
+
     async def _listen_forever(self) -> None:
-        if self._wait is None:
+        if self._listener is None:
             return
         while True:
+            messages = self.rows is not None and self.rows.is_hearing
+            wait = partial(self._listener.wait, _LOOK_SECONDS, messages=messages)
             try:
-                if await trio.to_thread.run_sync(self._wait, _LOOK_SECONDS, abandon_on_cancel=True):
+                heard = await trio.to_thread.run_sync(wait, abandon_on_cancel=True)
+                self._told_changes |= heard.changes
+                if heard.changes or heard.messages:
                     self._wanted.set()
             except StoreError:  # `follow_forever` tells of it, and looks once a second
                 await trio.sleep(_LOOK_SECONDS)

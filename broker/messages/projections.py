@@ -82,7 +82,8 @@ class _Unwritten(msgspec.Struct, frozen=True):
 
 
 class Projector:
-    def __init__(self, database: Database, lease: Holder, router: Router) -> None:
+    def __init__(self, database: Database, lease: Holder, router: Router | None) -> None:
+        """`router` publishes each row; None: other nodes store rows, too, and all are read from the log."""
         self._database = database
         self._lease = lease
         self._position = self._written = Position(0)
@@ -100,7 +101,9 @@ class Projector:
         self._indexer = LogIndexer(database, lease)
         self._working = trio.Lock()
         self._damaged: set[DeviceKey] = set()  # devices that were logged already
-        router.subscribe(MessagesStored, self._messages_stored, FactPhase.STATE)
+        self._reads = router is None
+        if router is not None:
+            router.subscribe(MessagesStored, self._messages_stored, FactPhase.STATE)
         self.project_forever = Loop(
             self._step, every=_LOOK_SECONDS, wakeup=self._wakeup, at_once=True, failure="folds_not_saved"
         ).run
@@ -257,6 +260,7 @@ class Projector:
     # Adding rows
 
     async def _catch_up(self) -> None:
+        self._follows &= not self._reads
         if self._follows:
             await self._add_held()
         while not self._follows:

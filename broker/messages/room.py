@@ -58,9 +58,10 @@ async def open_messages(core: Core, devices: DevicesRoom, limits: LimitsRoom) ->
     follower = None
     if core.peers is not None:
         follower = core.peers.rows = LogFollower(database, router, devices.registry, mids, core.peers.instance, head)
+        follower.on_begin = core.peers.listen_anew
         life.observe("follower", follower.statistics)
         ingest.notes_holders = True
-    projector = Projector(database, core.leases.of(LeaseName.FOLDS), router)
+    projector = Projector(database, core.leases.of(LeaseName.FOLDS), None if core.peers else router)
     snapshots = Snapshots(database, projector)
     await projector.resume()
     life.worker(

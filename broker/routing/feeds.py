@@ -5,7 +5,7 @@ a grant changes. A batch of stored messages becomes one joined block of frames f
 the same devices.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -61,11 +61,26 @@ class FeedStatistics(msgspec.Struct, frozen=True):
     messages_offered: int
 
 
-class Feeds:
-    """`sender` gives the device of a message that was just stored (messages/ingest.py holds the device)."""
+async def _is_ready() -> None:
+    """All messages are published."""
 
-    def __init__(self, router: Router, sender: Callable[[DeviceKey], Device | None]) -> None:
+
+class Feeds:
+    def __init__(
+        self,
+        router: Router,
+        sender: Callable[[DeviceKey], Device | None],
+        ready: Callable[[], Awaitable[None]] = _is_ready,
+    ) -> None:
+        """
+        Args:
+            router: publishes the messages.
+            sender: gives the device of a message that was just stored (messages/ingest.py holds the device).
+            ready: returns when the messages of other nodes are published, too.
+        """
         self._sender = sender
+        #: Call it before somebody subscribes: from its return on no message is left out. Raises StoreError.
+        self.ready = ready
         self._subscribers: list[Subscriber] = []
         self._interested: dict[DeviceKey, tuple[Subscriber, ...]] = {}
         self._offered = 0

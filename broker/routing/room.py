@@ -17,11 +17,13 @@ from storage.keys import DeviceKey
 
 
 class RowsOfOthers(Protocol):
-    """Publishes the rows of other nodes."""
+    """Publishes the rows of other nodes (broker/messages/follower.py)."""
 
-    #: Whether somebody now needs the devices of rows.
+    #: Whether somebody now needs each message.
     @property
-    def wants_devices(self) -> list[Callable[[], bool]]: ...
+    def wants_messages(self) -> list[Callable[[], bool]]: ...
+    async def ready(self) -> None:
+        """Somebody is about to. Raises StoreError."""
 
 
 class RoutingRoom(msgspec.Struct, frozen=True):
@@ -49,8 +51,8 @@ async def open_routing(
         fence = PermissionFence(connections.links)
         core.peers.refuse_with(fence.refusal)
         core.peers.refuse_works_with(fence.ends)
-        feeds = Feeds(core.router, lambda key: sender(key) or devices.registry.get_nowait(key))
-        follower.wants_devices.append(feeds.has_subscribers)
+        feeds = Feeds(core.router, lambda key: sender(key) or devices.registry.get_nowait(key), follower.ready)
+        follower.wants_messages.append(feeds.has_subscribers)
     core.life.observe("feeds", feeds.statistics)
     events = Events(core.router, devices.registry)
     core.life.observe("events", events.statistics)

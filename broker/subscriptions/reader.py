@@ -21,6 +21,7 @@ from broker.devices.registry import Device, Devices
 from broker.errors import DeviceNotFound
 from broker.facts import ActionStored, DeviceChanged, FactPhase, GrantsChanged, MessagesStored, Router, SharesChanged
 from broker.loops import Loop, Wakeup
+from broker.messages.follower import LogFollower
 from broker.subscriptions.outlets import Outlet, Outlets, Row, Taken
 from broker.subscriptions.subscription import Subscription
 from storage.database import Database, Transaction
@@ -63,8 +64,9 @@ class Reader:
     _devices: Devices
     _outlets: Outlets
     _send: Callable[[Sequence[Formed]], None]
+    follower: InitVar[LogFollower | None] = None
 
-    def __post_init__(self, router: Router) -> None:
+    def __post_init__(self, router: Router, follower: LogFollower | None) -> None:
         self._position = Position(0)
         self._last_key = 0
         self._wakeup = Wakeup()
@@ -74,6 +76,8 @@ class Reader:
         self._behind: dict[Outlet, None] = {}
         self._has_reader_row = False
         self.formed = 0
+        if follower is not None:
+            follower.tell_reader(lambda: bool(self._outlets), self._wakeup.set)
         router.subscribe(MessagesStored, self._log_grew, FactPhase.EFFECT)
         router.subscribe(ActionStored, self._log_grew, FactPhase.EFFECT)
         router.subscribe(DeviceChanged, self._device_changed, FactPhase.STATE)

@@ -76,7 +76,7 @@ async def open_subscriptions(
     sender = NotificationSender(
         database, lease, clock, core.router, endings, outlets, entries, ids, signers, callbacks, streams
     )
-    reader = Reader(database, lease, clock, core.router, devices.registry, outlets, sender.send)
+    reader = Reader(database, lease, clock, core.router, devices.registry, outlets, sender.send, messages.follower)
     upkeep = Upkeep(
         database, lease, clock, keep_days=settings.subscriptions.keep_days, keep_bytes=settings.subscriptions.keep_bytes
     )

@@ -137,6 +137,7 @@ async def select_live(rooms: WebSocketRooms, request: HandshakeRequest) -> LiveS
         owner = user.key
     if user is not None and not await acts_for(rooms, reach, user.key):
         raise PermissionDenied(f"READ on user {user.id}")
+    await rooms.routing.feeds.ready()
     await rooms.accounts.tokens.caller(request.token)  # it may have been revoked since
     return LiveSelection(
         reach,

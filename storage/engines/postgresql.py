@@ -89,6 +89,8 @@ _READ_ONLY: Final = "25006"
 _IS_READ_ONLY: Final = "the server is read-only"
 #: Each of several nodes hears of this channel when another one has stored rows or facts.
 CHANNEL: Final = "trunkline"
+#: The same for commits that have messages and nothing else.
+MESSAGES_CHANNEL: Final = "trunkline_messages"
 #: A node that stands still within a transaction holds up the others for this long at most.
 _STANDS_STILL_MS: Final = 2_000
 _UNREPLICATED: Final = "a commit waits for a synchronous standby of the server, which does not answer it"
@@ -745,7 +747,7 @@ _GIVEN_BEHIND_THE_FENCE: Final = (
     f"locked AS MATERIALIZED (SELECT {{fence}}pg_advisory_xact_lock({LOG_LOCK})::text AS done),"  # noqa: S608 - constants
     " given AS MATERIALIZED (SELECT CASE WHEN (SELECT last_value FROM fence WHERE locked.done IS NOT NULL) = %s"
     " THEN setval('log', (SELECT last_value FROM log WHERE locked.done IS NOT NULL) + %s) END AS head,"
-    f" pg_notify('{CHANNEL}', '{{instance}}')::text AS told FROM locked)"
+    f" pg_notify('{MESSAGES_CHANNEL}', '{{instance}}')::text AS told FROM locked)"
 )
 _NUMBERED: Final = ", numbered AS (INSERT INTO batch (node, number, head) SELECT %s, %s, head FROM given{only})"
 _HEAD: Final = "SELECT head FROM given"

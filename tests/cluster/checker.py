@@ -56,6 +56,7 @@ class StoredRow(NamedTuple):
     position: int
     device: int
     number: int
+    ts: int = 0
 
 
 class Epoch(NamedTuple):
@@ -251,11 +252,24 @@ def _revoked(record: Record, _tables: Tables) -> Predicate:
             yield f"R6: {one.node} has stored what was sent {use.at - at:.3f} s after its token was revoked"
 
 
+def due_effects(rows: Sequence[StoredRow], device: int, first: int) -> Counter[int]:
+    """The effects of a rule that looks at a device from this number on: each message leads to one, with the value that
+    is the newest by its time. A message that a node stores late, after others have stored newer ones, repeats theirs.
+    """
+    due: Counter[int] = Counter()
+    newest: StoredRow | None = None
+    for row in rows:
+        if row.device == device:
+            newest = row if newest is None or row.ts >= newest.ts else newest
+            due[newest.number] += row.number >= first and newest.number >= first
+    return +due
+
+
 def _effects(record: Record, tables: Tables) -> Predicate:
     """R7: a rule's effect is in the store once for each message; a callback gets each at least once, with one id."""
     if record.rule is not None:
         device, first = record.rule
-        due = Counter(row.number for row in tables.rows if row.device == device and row.number >= first)
+        due = due_effects(tables.rows, device, first)
         done = Counter(number for number in tables.effects if number >= first)
         if missed := due - done:
             yield f"R7: the rule has left out {missed.total()} messages, the first is {min(missed)}"

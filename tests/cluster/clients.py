@@ -7,6 +7,7 @@ was stored twice by the nodes.
 import asyncio
 import http.client
 import json
+import math
 import random
 import threading
 import time
@@ -511,23 +512,25 @@ class Coap(Client):
 
 
 class Feed(threading.Thread):
-    """A live feed of one node."""
+    """A live feed of one node. `rests`: it ends after some seconds, and begins again after some."""
 
-    def __init__(self, node: Node, record: Record, devices: Sequence[int]) -> None:
+    def __init__(self, node: Node, record: Record, devices: Sequence[int], rests: random.Random | None = None) -> None:
         super().__init__(name=f"feed-{node.name}", daemon=True)
         self.node, self.record, self.over = node, record, threading.Event()
+        self._rests = rests
         self._of = {device_id(device): device for device in devices}
 
     def run(self) -> None:
         query = f"userId={ADA}&sdids={','.join(self._of)}&Authorization=bearer+{USER_TOKEN}"
-        while not self.over.wait(0.1):
+        while not self.over.wait(0.1 if self._rests is None else self._rests.uniform(0.1, 3)):
             link = next(_links)
+            until = math.inf if self._rests is None else time.monotonic() + self._rests.uniform(0.5, 6)
             with (
                 suppress(OSError, ValueError, websocket.WebSocketException),
                 create_connection(("127.0.0.1", self.node.http), timeout=30) as sock,
             ):
                 feed = websocket.create_connection(f"{self.node.websocket}/live?{query}", socket=sock)
-                while not self.over.is_set():
+                while not self.over.is_set() and time.monotonic() < until:
                     told = json.loads(feed.recv())
                     if "intensity" in (data := told.get("data", {})):
                         device = self._of[told["sdid"]]

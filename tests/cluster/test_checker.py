@@ -15,6 +15,7 @@ from tests.cluster.checker import (
     Span,
     StoredRow,
     Tables,
+    due_effects,
     problems,
 )
 
@@ -230,6 +231,12 @@ _BREAKS: dict[Callable[[Record, Tables], None], str] = {
 
 def test_a_history_that_keeps_all_rules_has_no_problem() -> None:
     assert problems(*history()) == []
+
+
+def test_a_message_that_is_stored_late_repeats_the_newest_value() -> None:
+    """A node that was away had received it before others stored newer ones."""
+    rows = [StoredRow(1, 2, 1, ts=1), StoredRow(2, 2, 3, ts=3), StoredRow(3, 2, 2, ts=2), StoredRow(4, 2, 4, ts=4)]
+    assert due_effects(rows, 2, 1) == {1: 1, 3: 2, 4: 1}
 
 
 @pytest.mark.parametrize("break_", _BREAKS, ids=lambda break_: break_.__name__)

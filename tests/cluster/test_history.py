@@ -28,6 +28,7 @@ async def test_the_rules_hold(seed: int) -> None:
     history = await history_of(seed)
     assert not list(history.problems())
     assert len(history.acknowledged) > 100
+    assert sum(map(len, history.parts[-1].readings)) > 20
     assert len(history.facts) > 10
 
 

@@ -109,6 +109,8 @@ class RuleEngine:
         news.listen(RULE_FAILED, self._rule_failed)
         if self._peers is not None:
             self._peers.refuse_with(self._changed_meanwhile)
+        if self._follower is not None:
+            self._follower.tell_reader(self._has_rules, self._wakeup.set)
 
     # Rules
 
@@ -195,13 +197,16 @@ class RuleEngine:
         self._index.remove(key)
         self._evaluator.forget_rule(key)
 
+    def _has_rules(self) -> bool:
+        return self._is_open and bool(self._index or self._late)
+
     # The log
 
     def _messages_stored(self, fact: MessagesStored) -> None:
         self._seen = fact.rows[-1].position
-        if not self._is_open or not (self._index or self._late):  # the next rule counts from behind these rows
+        if not self._has_rules():  # the next rule counts from behind these rows
             return
-        if self._follows:
+        if self._follows and self._follower is None:
             self._held += fact.rows
             if len(self._held) > RULE_LOG_ROWS:
                 self._held, self._follows = deque(), False
@@ -267,7 +272,7 @@ class RuleEngine:
         self._go_back()
         if not self._index and not evaluator.pending.changed:
             self._held.clear()
-            self._follows, evaluator.position = True, self._seen
+            self._follows, evaluator.position = True, max(evaluator.position, self._seen)
             return False
         evaluator.trim()
         now_ms = self._clock.now_ms()
@@ -278,8 +283,6 @@ class RuleEngine:
         if is_due:
             # A message that was received by now may end the duration: this commit puts it among the held rows.
             await self._database.write(_nothing)
-            if self._follower is not None:
-                await self._follower.read_on()
         self._is_whole = False
         is_behind = await self._evaluate(await self._next_rows())
         self._note_caught_up()
@@ -311,8 +314,9 @@ class RuleEngine:
             self._has_behind = False
 
     async def _next_rows(self) -> Sequence[MessageRow]:
-        """The rows to evaluate next: the held ones, or after a gap those of the log."""
-        if not self._follows:
+        """The rows to evaluate next: the held ones; after a gap, or where other nodes store rows, too, those of the
+        log."""
+        if self._follower is not None or not self._follows:
             # From now on every commit is held. A row that is held and read counts once, because positions are compared.
             self._held, self._follows = deque(), True
             rows = await self._database.read(partial(_after, self._evaluator.position))

@@ -26,7 +26,12 @@ class RowsOfOthers:
             raise StoreError("the database is away")
         self.told.append(f"before {first} to {last}")
 
+    is_hearing = False
+
     async def read_on(self) -> None:
+        pass
+
+    async def messages_came(self) -> None:
         pass
 
     def leave_out(self) -> None:

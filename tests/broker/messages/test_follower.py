@@ -1,10 +1,17 @@
 """The rows that other nodes store, as this one publishes them."""
 
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
 from broker.devices.registry import Device
 from broker.facts import ActionStored, MessagesStored
 from broker.messages.follower import LogFollower
 from broker.services import Services
+from storage.facts import FactStore
 from storage.keys import Position
+from storage.messages import MessageStore
 from tests.factories import HALL
 
 
@@ -20,6 +27,7 @@ async def test_an_action_whose_source_is_deleted_reaches_its_destination(
     await devices.inventory.delete(kitchen)
     core.router.subscribe(ActionStored, found.append)
     follower = LogFollower(core.database, core.router, devices.registry, services.messages.mids, "another", head)
+    follower.wants_messages.append(lambda: True)
     await follower.before(Position(head + 4), Position(head + 4))
     assert [(one.action.sdid, one.action.ddid) for one in found] == [(HALL, HALL), (HALL, HALL)]
     assert follower.statistics().position == head + 4
@@ -39,3 +47,86 @@ async def test_nobody_hears_of_rows_behind_those_that_cannot_be_read(
     services.messages.ingest.submit_action(kitchen, hall, b'{"actions":[{"name":"setOn"}]}')
     await services.messages.ingest.wait_committed()
     assert found == []
+
+
+class Following:
+    """A node that stores the message `own`, of those that are stored; the others are of other nodes."""
+
+    def __init__(self, services: Services, sender: Device, head: Position) -> None:
+        self.ingest, self.sender, self.wants = services.messages.ingest, sender, False
+        self.published: list[Position] = []
+        core = services.core
+        self.follower = LogFollower(
+            core.database, core.router, services.devices.registry, services.messages.mids, "another", head
+        )
+        self.follower.wants_messages.append(lambda: self.wants)
+        core.router.subscribe(MessagesStored, self._stored)
+
+    def _stored(self, fact: MessagesStored) -> None:
+        if not fact.is_own:
+            self.published += [row.position for row in fact.rows]
+
+    async def store(self, number: int = 1) -> None:
+        for _ in range(number):
+            self.ingest.submit(self.sender, b'{"state":true}')
+        await self.ingest.wait_committed()
+
+
+@pytest.fixture
+async def following(services: Services, kitchen: Device, monkeypatch: pytest.MonkeyPatch) -> Following:
+    # SQLite has no numbers of commits; there is no commit of this node whose rows are not published.
+    monkeypatch.setattr(FactStore, "heads", lambda self, *_: (MessageStore(self._db).head(), []))
+    return Following(services, kitchen, await services.core.database.read(lambda tx: tx.messages.head()))
+
+
+async def test_messages_that_nobody_needs_are_passed_over(following: Following) -> None:
+    follower, begun = following.follower, following.follower.statistics().position
+    await following.store(3)
+    await follower.before(Position(begun + 2), Position(begun + 2))
+    await follower.read_on()
+    assert (following.published, follower.statistics().rows) == ([], 0)
+
+
+async def test_whoever_begins_to_need_messages_gets_all_from_then_on(following: Following) -> None:
+    """Those before, some of which were of this node and some of others, are neither repeated nor sent late."""
+    follower, begun = following.follower, following.follower.statistics().position
+    await following.store(3)
+    await follower.before(Position(begun + 2), Position(begun + 2))
+    await follower.ready()
+    following.wants = True
+    await following.store(2)
+    await follower.before(Position(begun + 6), Position(begun + 6))
+    assert following.published == [begun + 4, begun + 5]
+
+
+async def test_rows_that_are_read_while_somebody_begins_to_need_them_are_not_passed_over(
+    following: Following, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever begins may have read the log before they were stored."""
+    database = following.follower._database
+    look_up = database.look_up
+
+    async def and_begins(work: Callable[[Any], Any]) -> Any:
+        found = await look_up(work)
+        following.wants = True
+        return found
+
+    monkeypatch.setattr(database, "look_up", and_begins)
+    begun = following.follower.statistics().position
+    await following.store()
+    await following.follower.read_on()
+    assert following.published == [begun + 1]
+
+
+async def test_who_reads_the_log_is_told_that_it_has_grown(following: Following) -> None:
+    heard: list[str] = []
+    following.follower.tell_reader(lambda: True, lambda: heard.append("one"))
+    following.follower.tell_reader(lambda: False, lambda: heard.append("the other"))
+    assert following.follower.is_hearing
+    await following.store()
+    await following.follower.read_on()
+    await following.follower.read_on()
+    assert heard == ["one"]
+    await following.follower.messages_came()
+    assert heard == ["one", "one"]
+    assert following.published == []
