@@ -118,6 +118,7 @@ PLACES: Final[Mapping[str, tuple[str, ...]]] = {
         "Events._tell_of_others _elsewhere",
         "ProvisionedElsewhere._read _waiting",
     ),
+    "Each key is put in once, and only this task takes it out": ("ConnectionClaims.end_again _left",),
     "What is forgotten is read again": ("Signers._client_secret _clients",),
     "The next commit begins here, after the one that was awaited": ("Database._commit_open_group _ahead",),
     "No more is read of the connection until it is done": (

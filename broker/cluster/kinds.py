@@ -104,9 +104,8 @@ class ConnectionReplaced(msgspec.Struct, frozen=True):
 
 
 class Availability(msgspec.Struct, frozen=True):
-    """A device has its first persistent connection to any node, or its last one, to this node, is gone."""
+    """A device has its first persistent connection to any node, or its last one is gone, or it was given a status."""
 
-    node: str
     device: DeviceKey
     availability: str
     at_ms: Milliseconds
@@ -137,7 +136,7 @@ TYPE_CHANGED: Final = event("device type changed", DeviceTypeKey)
 PROVISIONED: Final = event("provisioned", Provisioned, is_fencing=True)
 #: Of several nodes: a connection of a device to another one is over.
 CONNECTION_REPLACED: Final = event("connection replaced", ConnectionReplaced, is_fencing=True)
-#: Of several nodes: for the events of the others. The node of the connection has told its own.
+#: Of several nodes: for the events of all.
 AVAILABILITY: Final = event("availability", Availability)
 #: The configuration of device management of a type.
 MANAGEMENT: Final = state("management", _management)

@@ -421,5 +421,5 @@ def _bury(node: str, record: LeaseRecord, now_ms: Milliseconds, tx: Transaction)
     devices = tx.device_connections.end_all(record.node)
     tx.devices.end_online_periods_of(devices)
     for device in devices:
-        tx.tell(AVAILABILITY, Availability(record.node, device, "offline", now_ms))
+        tx.tell(AVAILABILITY, Availability(device, "offline", now_ms))
     return True

@@ -15,6 +15,7 @@ import msgspec
 import trio
 
 from broker.clock import Clock
+from broker.cluster.kinds import AVAILABILITY, Availability
 from broker.facts import (
     AvailabilityChanged,
     DeviceConnectedAgain,
@@ -27,7 +28,7 @@ from broker.facts import (
 )
 from broker.loops import Loop
 from storage.database import Database, Transaction
-from storage.keys import DeviceKey
+from storage.keys import DeviceKey, Milliseconds
 from storage.records import PresenceRecord
 
 _FLUSH_SECONDS = 1.0
@@ -119,6 +120,8 @@ class Presence:
                 self._online_by_themselves.discard(device)
             self._router.publish(AvailabilityChanged(device, availability, now_ms))
         await self.flush()
+        if self._node is not None:
+            await self._database.write(partial(_tell, Availability(device, availability, Milliseconds(now_ms))))
 
     def _messages_stored(self, fact: MessagesStored) -> None:
         if not fact.is_own:
@@ -215,6 +218,12 @@ class _Change(msgspec.Struct, frozen=True):
                 record, availability=self.decided.availability, last_time_online=ended_on, is_connected=False
             )
         return record
+
+
+def _tell(change: Availability, tx: Transaction) -> None:
+    """Have all nodes tell of a status that was set, unless the device is connected to one of them."""
+    if not tx.device_connections.connected([change.device]):
+        tx.tell(AVAILABILITY, change)
 
 
 def _end_online_periods(node: str | None, tx: Transaction) -> None:

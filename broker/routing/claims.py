@@ -5,16 +5,23 @@ before, wherever that is, in the commit in which its first messages can be. The 
 before it stores anything more, closes that connection, and what it has sent since is refused.
 """
 
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import count
-from typing import Protocol
+from typing import Final, Protocol
+
+import trio
 
 from broker.clock import Clock
 from broker.cluster.kinds import AVAILABILITY, CONNECTION_REPLACED, Availability, ConnectionReplaced
 from broker.cluster.news import News
-from storage.database import CommitGroup, Database, Transaction
+from broker.loops import Loop
+from storage.database import CommitGroup, Database, Transaction, Work
 from storage.keys import DeviceKey, Milliseconds
 from storage.sql import StoreError
+
+#: How often places are ended whose end was not stored.
+_AGAIN_SECONDS: Final = 1.0
 
 
 class Claimed(Protocol):
@@ -39,38 +46,67 @@ class ConnectionClaims:
         self._numbers = count(1)
         self._claimed: dict[int, Claimed] = {}
         self._number_of: dict[Claimed, int] = {}
-        self._storing: dict[Claimed, CommitGroup] = {}
+        self._storing: dict[Claimed, tuple[CommitGroup, Work]] = {}
+        #: Ended, and the store does not know it: the device would look connected until it connects again.
+        self._left: dict[int, DeviceKey] = {}
         news.listen_elsewhere(CONNECTION_REPLACED, self._replaced)
 
     def begin(self, link: Claimed) -> None:
         """Claim the device for this connection, in the commit to come."""
         number = next(self._numbers)
         self._claimed[number], self._number_of[link] = link, number
-        group = self._database.open_group
-        self._database.write_nowait(partial(_begin, self._node, number, link.key, link.is_exclusive, self._now_ms()))
-        self._storing[link] = group
-        group.callbacks.append(partial(self._ended, number, link))
+        group, begin = self._database.open_group, partial(_begin, self._node, number, link.key, link.is_exclusive)
+        work = self._database.write_nowait(partial(begin, self._now_ms()))
+        self._storing[link] = group, work
+        group.callbacks.append(partial(self._ended, number, link, work))
 
     async def begun(self, link: Claimed) -> None:
         """Wait for the commit of the claim, so that who is told of the connection has it in the order of the others.
 
         Raises StoreError: it is not stored.
         """
-        if (group := self._storing.get(link)) is not None:
+        if (storing := self._storing.get(link)) is not None:
+            group, work = storing
             await group.ended.wait()
-            if group.error is not None:
-                raise group.error
+            if (error := _error_of(work, group.error)) is not None:
+                raise error
 
-    def _ended(self, number: int, link: Claimed, error: StoreError | None) -> None:
+    def when_begun(self, link: Claimed, call: Callable[[], None]) -> None:
+        """Call this when the commit of the claim has ended, however: at once if it has."""
+        if (storing := self._storing.get(link)) is not None:
+            group, _ = storing
+            group.callbacks.append(lambda _error: call())
+        else:
+            call()
+
+    def _ended(self, number: int, link: Claimed, work: Work, error: StoreError | None) -> None:
         del self._storing[link]
-        if error is not None and number in self._claimed:
+        if _error_of(work, error) is not None and number in self._claimed:
             link.not_claimed()
 
     def end(self, link: Claimed) -> None:
         """The connection has ended."""
         if (number := self._number_of.pop(link, None)) is not None:
             del self._claimed[number]
-            self._database.write_nowait(partial(_end, self._node, number, link.key, self._now_ms()))
+            ended = {number: link.key}
+            group = self._database.open_group
+            work = self._database.write_nowait(partial(_end, self._node, ended, self._now_ms()))
+            group.callbacks.append(partial(self._end_stored, ended, work))
+
+    def _end_stored(self, ended: Mapping[int, DeviceKey], work: Work, error: StoreError | None) -> None:
+        if _error_of(work, error) is not None:  # such as other rows of the commit that another node has overtaken
+            self._left |= ended
+
+    async def end_again_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """End the places whose end was not stored."""
+        await Loop(self.end_again, every=_AGAIN_SECONDS, failure="connections_not_ended").run(task_status=task_status)
+
+    async def end_again(self) -> None:
+        """Raises StoreError."""
+        if ended := dict(self._left):
+            await self._database.write(partial(_end, self._node, ended, self._now_ms()))
+            for number in ended:
+                del self._left[number]
 
     def _replaced(self, replaced: ConnectionReplaced, _content: None) -> None:
         for node, number in replaced.replaced:
@@ -80,16 +116,22 @@ class ConnectionClaims:
                 link.replaced_elsewhere()
 
 
-def _end(node: str, number: int, device: DeviceKey, now_ms: Milliseconds, tx: Transaction) -> None:
-    if tx.device_connections.end(node, number) and not tx.device_connections.connected([device]):
-        tx.tell(AVAILABILITY, Availability(node, device, "offline", now_ms))
+def _error_of(work: Work, error: StoreError | None) -> BaseException | None:
+    """Why a work is not stored: its group is not, or only the work itself, which a permission has ended."""
+    return error if error is not None else work.error
+
+
+def _end(node: str, ended: Mapping[int, DeviceKey], now_ms: Milliseconds, tx: Transaction) -> None:
+    for number, device in ended.items():
+        if tx.device_connections.end(node, number) and not tx.device_connections.connected([device]):
+            tx.tell(AVAILABILITY, Availability(device, "offline", now_ms))
 
 
 def _begin(
     node: str, number: int, device: DeviceKey, is_exclusive: bool, now_ms: Milliseconds, tx: Transaction
 ) -> None:
     if not tx.device_connections.connected([device]):
-        tx.tell(AVAILABILITY, Availability(node, device, "online", now_ms))
+        tx.tell(AVAILABILITY, Availability(device, "online", now_ms))
     replaced = tx.device_connections.begin(node, number, device, is_exclusive=is_exclusive)
     if others := tuple(one for one in replaced if one[0] != node):
         tx.tell(CONNECTION_REPLACED, ConnectionReplaced(device, others))

@@ -214,6 +214,14 @@ class Connections:
             if link not in self._links.get(link.device.key, ()):
                 raise StoreError("the connection has ended before it was stored")
 
+    def when_entered(self, link: DeviceLink, call: Callable[[], None]) -> None:
+        """As `entered`, for a protocol that has no task for each connection: call this then, at once where one node
+        serves. If the others do not know of the link, it was closed."""
+        if self._claims is None:
+            call()
+        else:
+            self._claims.when_begun(link, call)
+
     def replace(self, link: DeviceLink) -> None:
         """The device has a newer connection."""
         self._takeovers += 1

@@ -58,8 +58,8 @@ _NAMES: Final[Mapping[type[DeviceFact], str]] = {
     DeviceActionFailed: "device.action.failed",
 }
 
-#: Changes of devices of other nodes that wait until their devices are read.
-_ELSEWHERE_MOST: Final = 10_000
+#: Changes that wait until their devices are read.
+_WAITING_MOST: Final = 10_000
 _log = structlog.get_logger(__name__)
 
 
@@ -130,9 +130,9 @@ class Events:
         self._devices = devices
         self._subscribers: list[EventSubscriber] = []
         self._events = 0
-        self._elsewhere: deque[Availability] = deque(maxlen=_ELSEWHERE_MOST)
+        self._waiting: deque[Availability] = deque(maxlen=_WAITING_MOST)
         self._wakeup = Wakeup()
-        self._node = ""
+        self._is_shared = False
         router.subscribe(DeviceWanted, self._device_fact, FactPhase.EFFECT)
         for kind in _NAMES:
             router.subscribe(kind, self._device_fact, FactPhase.EFFECT)
@@ -165,18 +165,22 @@ class Events:
         self._tell(FeedEvent(name, fact.at_ms, data, fact.owner, subject))
 
     def _availability_changed(self, fact: AvailabilityChanged) -> None:
-        device = self._devices.get_nowait(fact.device)
+        device = None if self._is_shared else self._devices.get_nowait(fact.device)
         if device is not None:
             self._tell_availability(device, fact)
 
-    def share(self, news: News, node: str) -> None:
-        """Devices connect to other nodes than this one, too."""
-        self._node = node
+    def share(self, news: News) -> None:
+        """Devices connect to other nodes than this one, too: whether one comes or goes for all of them is known in the
+        commit of its connection, and not when it connects."""
+        self._is_shared = True
         news.listen(AVAILABILITY, self._changed_somewhere)
 
     def _changed_somewhere(self, change: Availability, _content: None) -> None:
-        if self._subscribers and change.node != self._node:  # this one has told its own
-            self._elsewhere.append(change)
+        device = None if self._waiting else self._devices.get_nowait(change.device)
+        if device is not None:
+            self._tell_availability(device, change)
+        elif self._subscribers:
+            self._waiting.append(change)
             self._wakeup.set()
 
     async def tell_of_others_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -186,11 +190,12 @@ class Events:
         )
 
     async def _tell_of_others(self) -> None:
-        while self._elsewhere:
-            change = self._elsewhere[0]
+        while self._waiting:
+            change = self._waiting[0]
             with suppress(DeviceNotFound):
                 self._tell_availability(await self._devices.get(change.device), change)
-            self._elsewhere.popleft()
+            if self._waiting and self._waiting[0] is change:  # else it was pushed out meanwhile
+                self._waiting.popleft()
 
     def _tell_availability(self, device: Device, fact: AvailabilityChanged | Availability) -> None:
         if fact.availability not in {"online", "offline"}:

@@ -47,7 +47,9 @@ async def open_routing(
     if core.peers is None or follower is None:
         feeds = Feeds(core.router, sender)
     else:
-        connections.share(ConnectionClaims(core.database, core.news, core.peers.node, core.clock))
+        claims = ConnectionClaims(core.database, core.news, core.peers.node, core.clock)
+        connections.share(claims)
+        core.life.worker("places of connections", claims.end_again_forever)
         fence = PermissionFence(connections.links)
         core.peers.refuse_with(fence.refusal)
         core.peers.refuse_works_with(fence.ends)
@@ -57,6 +59,6 @@ async def open_routing(
     events = Events(core.router, devices.registry)
     core.life.observe("events", events.statistics)
     if core.peers is not None:
-        events.share(core.news, core.peers.node)
+        events.share(core.news)
         core.life.worker("events of others", events.tell_of_others_forever)
     return RoutingRoom(connections=connections, feeds=feeds, events=events)

@@ -87,7 +87,8 @@ class Observers:
         self._fetching: dict[Observer, float] = {}
 
     def register(self, session: CoapSession, request: CoapRequest, token: bytes, device: Device, caller: Caller) -> int:
-        """Begin or refresh an observation of Actions, or of wanted values. Call `go_on` after the response.
+        """Begin or refresh an observation of Actions, or of wanted values. Call `when_entered`, and
+        `go_on` after the response.
 
         Returns the Observe number of the response.
         """
@@ -100,7 +101,7 @@ class Observers:
         observation = Observation(token, request.path, request.answer_format, exponent)
         is_of_wanted = request.path[:-1] == WANTED
         observer = Observer(session, device, observation, is_of_wanted=is_of_wanted)
-        observer.connection.enter_context(
+        observer.link = observer.connection.enter_context(
             self._rooms.routing.connections.connect(
                 device,
                 protocol="COAP",
@@ -115,6 +116,32 @@ class Observers:
         self._observers += 1
         self._changed(session)
         return observation.next_number(self._now_ms())
+
+    def when_entered(self, session: CoapSession, token: bytes, answer: Callable[[DomainError | None], None]) -> None:
+        """Call `answer` when an observation has its place among the device's connections, which others may have to
+        hear of first; with an error when it has ended since."""
+        observer = session.observers.get(token)
+        if observer is None or observer.link is None:  # it could not be registered
+            answer(_FINAL[CloseReason.NOT_STORED])
+            return
+
+        is_within = True  # the request, which has an answer for a failure
+
+        def entered() -> None:
+            if is_within:
+                self._entered(observer, answer)
+            else:
+                self._contained(session.key, self._entered, observer, answer)
+
+        self._rooms.routing.connections.when_entered(observer.link, entered)
+        is_within = False
+
+    def _entered(self, observer: Observer, answer: Callable[[DomainError | None], None]) -> None:
+        if observer.session.observers.get(observer.observation.token) is observer:
+            observer.is_told = True
+            answer(None)
+        else:
+            answer(observer.ended_by or _FINAL[CloseReason.NOT_STORED])
 
     def _refresh(self, observer: Observer, format_: int, exponent: int) -> int:
         """Send the notification that is under way again, after the response to the registration.
@@ -155,7 +182,8 @@ class Observers:
         try:
             now = self._now()
             session.message_layer.cancel(observer, now)
-            if reason is not None:
+            observer.ended_by = reason
+            if reason is not None and observer.is_told:
                 response = refusal(reason, None)
                 response = CoapResponse(response.code, json_to(observation.format, response.body), observation.format)
                 options = encode_options(response_options(response))
@@ -244,7 +272,7 @@ class Observers:
 
     def _notify(self, observer: Observer) -> None:
         observation, session = observer.observation, observer.session
-        taken = observation.take()
+        taken = observation.take() if observer.is_told else None
         if taken is None:
             return
         now = self._now()

@@ -316,8 +316,12 @@ class Resources:
         elif session.is_closed:
             return  # it ended while its token was looked up, and so an observation would never end
         else:
-            self._reply(session, incoming, self._actions(session, incoming, request, device, caller, now))
-            self._observers.go_on(session)
+            response = self._actions(session, incoming, request, device, caller, now)
+            if request.observe == 0 and incoming.token in session.observers:
+                answer = partial(self._observed, session, incoming, request, response)
+                self._observers.when_entered(session, incoming.token, answer)
+            else:
+                self._answer_actions(session, incoming, response)
         if device.enabled:  # the request was not refused
             if session.rank is SessionRank.UNAUTHENTICATED:
                 self._authenticated(session)
@@ -436,6 +440,24 @@ class Resources:
         response = CoapResponse(Code.CONTENT, document, request.answer_format, options)
         in_parts = in_blocks(response, request, session.blocks, now)
         return in_parts if in_parts is not response else response._replace(options=((Option.ETAG, tag), *options))
+
+    def _observed(
+        self,
+        session: CoapSession,
+        incoming: Incoming,
+        request: CoapRequest,
+        response: CoapResponse,
+        error: DomainError | None,
+    ) -> None:
+        """An observation has its place among the connections of several nodes, or has ended before."""
+        if error is None:
+            self._answer_actions(session, incoming, response)
+        elif not session.is_closed:
+            self._refuse(session, incoming, request, error)
+
+    def _answer_actions(self, session: CoapSession, incoming: Incoming, response: CoapResponse) -> None:
+        self._reply(session, incoming, response)
+        self._observers.go_on(session)
 
     # --- Answer after the commit -------------------------------------------------------------------------------------
 

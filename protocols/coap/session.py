@@ -13,8 +13,10 @@ from typing import Final, Generic, TypeVar
 import msgspec
 
 from broker.devices.registry import Device
+from broker.errors import DomainError
 from broker.limits.overhead import TokenBucket
 from broker.registration.certificates import ClientCertificate
+from broker.routing.connections import DeviceLink
 from broker.trace.origin import Origin
 from config.limits import COAP_SILENCE_SECONDS
 from protocols.coap.blockwise import Blockwise
@@ -138,7 +140,7 @@ class CoapSession:
 class Observer:
     """One observation of one session, and its entry among the device's connections."""
 
-    __slots__ = ("connection", "device", "is_of_wanted", "observation", "session")
+    __slots__ = ("connection", "device", "ended_by", "is_of_wanted", "is_told", "link", "observation", "session")
 
     def __init__(
         self, session: CoapSession, device: Device, observation: Observation, *, is_of_wanted: bool = False
@@ -148,6 +150,11 @@ class Observer:
         self.device = device
         self.observation = observation
         self.connection = ExitStack()
+        self.link: DeviceLink | None = None
+        #: Whether the peer knows of it. With several nodes the others know first.
+        self.is_told = False
+        #: Why it has ended before the peer knew of it.
+        self.ended_by: DomainError | None = None
 
 
 class SessionLimits(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 from trio.testing import wait_all_tasks_blocked
 
+from broker.routing.claims import ConnectionClaims
 from broker.routing.connections import CloseReason
 from broker.services import Services
 from config.limits import COAP_SILENCE_SECONDS
@@ -15,6 +16,7 @@ from protocols.coap.endpoint import CoapEndpoint
 from protocols.coap.messages import ACK, CBOR, CON, JSON, Code, Option, uint
 from protocols.coap.observe import MAX_WAITING, Observation
 from protocols.coap.session_endpoint import SESSION_SWEEP_SECONDS
+from storage.database import Database
 from tests.factories import HALL_TOKEN, KITCHEN_TOKEN, NOW_MS, World
 from tests.fakes import FakeClock
 from tests.protocols.coap.conftest import Time
@@ -380,3 +382,49 @@ async def test_a_session_that_ends_while_its_token_is_looked_up_observes_nothing
     await wait_all_tasks_blocked()
     assert not services.routing.connections.is_online(world.kitchen)
     assert endpoint.statistics().observers == 0
+
+
+@pytest.fixture
+async def shared(services: Services, world: World) -> Database:
+    """Devices connect to other nodes, too."""
+    core = services.core
+    services.routing.connections.share(ConnectionClaims(core.database, core.news, "a", core.clock))
+    await services.devices.registry.by_token(KITCHEN_TOKEN)  # so that a request does not wait for it
+    return core.database
+
+
+async def test_of_several_nodes_the_others_know_of_an_observation_first(
+    peer: Peer, services: Services, world: World, shared: Database
+) -> None:
+    """An Action that comes meanwhile waits for the answer."""
+    peer.observe(KITCHEN_TOKEN, 0)
+    assert services.routing.connections.is_online(world.kitchen)
+    assert peer.inbox == []
+    await send_action(services, world.kitchen)
+    registered, notification = peer.inbox
+    assert (registered.code, registered.payload) == (Code.CONTENT, b"{}")
+    assert json.loads(notification.payload) == ACTION
+    assert observe_number(notification) > observe_number(registered)
+    assert await shared.read(lambda tx: tx.device_connections.connected([world.kitchen])) == {world.kitchen}
+
+
+async def test_an_observation_that_could_not_be_stored_is_refused(
+    peer: Peer, services: Services, world: World, shared: Database
+) -> None:
+    peer.observe(KITCHEN_TOKEN, 0)
+    shared.open_group.refused = "a device has connected to another node"
+    await wait_all_tasks_blocked()
+    refused = peer.take()
+    assert refused.code == Code.SERVICE_UNAVAILABLE
+    assert option(refused, Option.OBSERVE) is None
+    assert not services.routing.connections.is_online(world.kitchen)
+
+
+async def test_an_observation_that_ends_before_it_is_stored_is_refused_with_the_reason(
+    peer: Peer, services: Services, world: World, shared: Database
+) -> None:
+    peer.observe(KITCHEN_TOKEN, 0)
+    (link,) = services.routing.connections.links()
+    link.replaced_elsewhere()
+    await wait_all_tasks_blocked()
+    assert error(peer.take()) == ("4.09", CloseReason.REPLACED.value)
