@@ -19,6 +19,7 @@ _TAKES_OUT: Final = {"clear", "difference_update", "discard", "pop", "popitem", 
 PLACES: Final[Mapping[str, tuple[str, ...]]] = {
     "One task runs it, and nobody else writes the attribute": (
         "Turn.pause _ends",
+        "FactLog.follow_forever _told_messages_only",
         "NodeMembership._give_away _stays_until",
         "FailedAgain._step _stored",
         "Following._save _saved",
@@ -58,7 +59,6 @@ PLACES: Final[Mapping[str, tuple[str, ...]]] = {
         "DaemonMachine.examine _checks",
         "Hashing._run _rested_at",
         "Ledger.flush _batch",
-        "LogFollower.before _position",
         "Vitals._store_problem _refusal",
         "Vitals._store_problem _refused_at",
     ),
@@ -115,7 +115,7 @@ PLACES: Final[Mapping[str, tuple[str, ...]]] = {
         "Wakeup.wait _event",
     ),
     "Only this task takes from the front; others add at the end": (
-        "Events._tell_of_others _elsewhere",
+        "Events._tell_of_others _waiting",
         "ProvisionedElsewhere._read _waiting",
     ),
     "Each key is put in once, and only this task takes it out": ("ConnectionClaims.end_again _left",),
