@@ -211,7 +211,7 @@ class Transaction:
 
 
 @dataclass(slots=True)
-class Work:
+class StoreWork:
     """One `write` in its group, and its result or error."""
 
     run: Callable[[Transaction], Any]
@@ -244,7 +244,7 @@ class CommitGroup:
     #: Whether the engine's log is to be emptied after the commit, and whether it was.
     forgets_log: bool = False
     has_forgotten: bool = False
-    works: list[Work] = field(default_factory=list)
+    works: list[StoreWork] = field(default_factory=list)
     #: The changes that its works told, as far as they are durable; with several nodes those of others that came first,
     #: too, and the number of the last fact.
     told: list[Told | FactRecord] = field(default_factory=list)
@@ -505,12 +505,14 @@ class Database:
         result: T = job.result
         return result
 
-    def write_nowait(self, work: Callable[[Transaction], Any], *, size: int = 0, holder: Holder | None = None) -> Work:
+    def write_nowait(
+        self, work: Callable[[Transaction], Any], *, size: int = 0, holder: Holder | None = None
+    ) -> StoreWork:
         """Run `work` in the next group commit, without waiting: for what belongs to rows of the log that were appended
         just now. It is durable when they are. An error of `work` is its own, and nobody is told. `size` is in bytes:
         what a peer can make many of counts for the room that there is (`Journal.has_room`). `holder`: as for
         `write_own`."""
-        job = Work(work, None if holder is None else holder.held)
+        job = StoreWork(work, None if holder is None else holder.held)
         if not self._closed:  # otherwise nothing of the group is kept
             self.open_group.works.append(job)
             self.open_group.bytes_held += size
@@ -736,7 +738,7 @@ class Database:
             except StoreError as error:
                 job.error = job.error or error
 
-    def _make_room(self, transaction: Transaction, group: CommitGroup, works: Sequence[Work]) -> None:
+    def _make_room(self, transaction: Transaction, group: CommitGroup, works: Sequence[StoreWork]) -> None:
         """The disk is full: commit those of the works that delete, each alone, in the room that is kept for them."""
         deleting = [job for job in works if job.context.get(makes_room, False)]
         if self._ballast is None or not deleting:
@@ -750,7 +752,7 @@ class Database:
         self._has_ballast = self._ballast.take()
 
     def _commit_together(
-        self, transaction: Transaction, group: CommitGroup, works: Sequence[Work], missing: Missing | None = None
+        self, transaction: Transaction, group: CommitGroup, works: Sequence[StoreWork], missing: Missing | None = None
     ) -> list[Told | FactRecord]:
         """Commit; return what the works told, behind what others have told before."""
         connection, log = transaction.connection, transaction.messages
@@ -932,7 +934,7 @@ def _in_read(transaction: Transaction, work: Callable[[Transaction], T]) -> T:
         connection.rollback()
 
 
-def _run_in_savepoint(transaction: Transaction, job: Work, told: list[tuple[Tellable[Any], Any]]) -> None:
+def _run_in_savepoint(transaction: Transaction, job: StoreWork, told: list[tuple[Tellable[Any], Any]]) -> None:
     if job.refused:
         job.error = StoreOvertakenError(job.refused)
         return

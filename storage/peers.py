@@ -21,8 +21,8 @@ class PackedFact(msgspec.Struct, frozen=True):
     content: bytes
 
 
-class Heard(msgspec.Struct, frozen=True):
-    """What others have stored just now, as far as the database has told. `changes`: facts or Actions, and perhaps
+class HeardOf(msgspec.Struct, frozen=True):
+    """The commits of others, as far as the database has told of them just now. `changes`: facts or Actions, and perhaps
     messages; `messages`: these alone."""
 
     changes: bool = False

@@ -21,7 +21,7 @@ from storage.database import CommitGroup, Database
 from storage.facts import FactRecord, FactsLostError
 from storage.keys import DeviceKey, Position
 from storage.outages import Outage
-from storage.peers import Heard, PackedFact
+from storage.peers import HeardOf, PackedFact
 from storage.sql import StoreError
 from storage.told import Told
 
@@ -55,8 +55,8 @@ class Rows(Protocol):
 class Listener(Protocol):
     """Hears of the commits of others (storage/engines/postgresql_listening.py)."""
 
-    def wait(self, seconds: float, *, messages: bool) -> Heard:
-        """What others store, within this number of seconds at most. Blocks. Raises StoreError."""
+    def wait(self, seconds: float, *, messages: bool) -> HeardOf:
+        """The next commits of others, within this number of seconds at most. Blocks. Raises StoreError."""
 
     def interrupt(self) -> None:
         """Have `wait` return. From any thread."""

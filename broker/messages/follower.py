@@ -29,7 +29,7 @@ from storage.records import ActionRow, MessageRow
 _R = TypeVar("_R", MessageRow, ActionRow)
 #: Rows of each table that are read in one transaction.
 _BLOCK: Final = 2_000
-#: Who has said that it is about to need messages needs them by then.
+#: A reader that is `ready` begins to need messages by then.
 _READY_SECONDS: Final = 10.0
 
 
@@ -195,7 +195,7 @@ class LogFollower:
         self._move(upto)
 
     def _of_others(self, rows: Sequence[_R], upto: Position) -> list[_R]:
-        """Those up to a position that no commit of this node has published."""
+        """The rows up to a position that no commit of this node has published."""
         found = [row for row in rows if row.position <= upto]
         if not found or not self._own:
             return found

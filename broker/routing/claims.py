@@ -16,7 +16,7 @@ from broker.clock import Clock
 from broker.cluster.kinds import AVAILABILITY, CONNECTION_REPLACED, Availability, ConnectionReplaced
 from broker.cluster.news import News
 from broker.loops import Loop
-from storage.database import CommitGroup, Database, Transaction, Work
+from storage.database import CommitGroup, Database, StoreWork, Transaction
 from storage.keys import DeviceKey, Milliseconds
 from storage.sql import StoreError
 
@@ -46,7 +46,7 @@ class ConnectionClaims:
         self._numbers = count(1)
         self._claimed: dict[int, Claimed] = {}
         self._number_of: dict[Claimed, int] = {}
-        self._storing: dict[Claimed, tuple[CommitGroup, Work]] = {}
+        self._storing: dict[Claimed, tuple[CommitGroup, StoreWork]] = {}
         #: Ended, and the store does not know it: the device would look connected until it connects again.
         self._left: dict[int, DeviceKey] = {}
         news.listen_elsewhere(CONNECTION_REPLACED, self._replaced)
@@ -79,7 +79,7 @@ class ConnectionClaims:
         else:
             call()
 
-    def _ended(self, number: int, link: Claimed, work: Work, error: StoreError | None) -> None:
+    def _ended(self, number: int, link: Claimed, work: StoreWork, error: StoreError | None) -> None:
         del self._storing[link]
         if _error_of(work, error) is not None and number in self._claimed:
             link.not_claimed()
@@ -93,7 +93,7 @@ class ConnectionClaims:
             work = self._database.write_nowait(partial(_end, self._node, ended, self._now_ms()))
             group.callbacks.append(partial(self._end_stored, ended, work))
 
-    def _end_stored(self, ended: Mapping[int, DeviceKey], work: Work, error: StoreError | None) -> None:
+    def _end_stored(self, ended: Mapping[int, DeviceKey], work: StoreWork, error: StoreError | None) -> None:
         if _error_of(work, error) is not None:  # such as other rows of the commit that another node has overtaken
             self._left |= ended
 
@@ -116,7 +116,7 @@ class ConnectionClaims:
                 link.replaced_elsewhere()
 
 
-def _error_of(work: Work, error: StoreError | None) -> BaseException | None:
+def _error_of(work: StoreWork, error: StoreError | None) -> BaseException | None:
     """Why a work is not stored: its group is not, or only the work itself, which a permission has ended."""
     return error if error is not None else work.error
 

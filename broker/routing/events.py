@@ -194,7 +194,7 @@ class Events:
             change = self._waiting[0]
             with suppress(DeviceNotFound):
                 self._tell_availability(await self._devices.get(change.device), change)
-            if self._waiting and self._waiting[0] is change:  # else it was pushed out meanwhile
+            if self._waiting and self._waiting[0] is change:  # else others have pushed it out
                 self._waiting.popleft()
 
     def _tell_availability(self, device: Device, fact: AvailabilityChanged | Availability) -> None:

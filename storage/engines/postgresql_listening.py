@@ -8,9 +8,9 @@ import psycopg
 
 from storage.engines.postgresql import CHANNEL, MESSAGES_CHANNEL
 from storage.engines.postgresql_target import Connection, Target, explained
-from storage.peers import Heard
+from storage.peers import HeardOf
 
-_ALL = Heard(changes=True, messages=True)
+_ALL = HeardOf(changes=True, messages=True)
 
 
 class Listening:
@@ -26,8 +26,8 @@ class Listening:
         for one in (self._woken, self._waker):
             one.setblocking(False)
 
-    def wait(self, seconds: float, *, messages: bool) -> Heard:
-        """What others store within this number of seconds, until they have stored something; all with a new connection.
+    def wait(self, seconds: float, *, messages: bool) -> HeardOf:
+        """Hear of the next commits of others, within this number of seconds at most; of all with a new connection.
         `messages`: also hear of commits that have nothing else, of which a busy cluster has hundreds each second.
         Raises StoreError."""
         try:
@@ -53,15 +53,15 @@ class Listening:
             connection.execute(f"{'LISTEN' if messages else 'UNLISTEN'} {MESSAGES_CHANNEL}".encode())
             self._hears_messages = messages
 
-    def _waited(self, connection: Connection, seconds: float) -> Heard:
+    def _waited(self, connection: Connection, seconds: float) -> HeardOf:
         if self._is_closed:
-            return Heard()
+            return HeardOf()
         driver, poll = connection.pgconn, select.poll()
         poll.register(driver.socket, select.POLLIN)
         poll.register(self._woken, select.POLLIN)
         poll.poll(seconds * 1000)
         if self._is_closed:
-            return Heard()
+            return HeardOf()
         with suppress(BlockingIOError):
             while self._woken.recv(64):
                 pass
@@ -70,7 +70,7 @@ class Listening:
         while (one := driver.notifies()) is not None:
             if one.extra != self._instance:
                 channels.add(one.relname)
-        return Heard(changes=CHANNEL.encode() in channels, messages=MESSAGES_CHANNEL.encode() in channels)
+        return HeardOf(changes=CHANNEL.encode() in channels, messages=MESSAGES_CHANNEL.encode() in channels)
 
     def interrupt(self) -> None:
         """From any thread: `wait` returns, as it may be called with other arguments."""

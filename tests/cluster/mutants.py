@@ -21,7 +21,7 @@ from storage.facts import FactStore
 from storage.journal import Journal
 from storage.leases import HeldLease, LeaseStore
 from storage.messages import MessageStore
-from storage.peers import Heard
+from storage.peers import HeardOf
 from storage.rules import RuleStore
 
 FOLDER: Final = "TESTS_MUTANTS"
@@ -71,9 +71,9 @@ async def _heard_nothing(*_: object) -> None:
     """As if nobody had told anything."""
 
 
-def _looked_later(_original: object, _self: Listening, seconds: float, *, messages: bool) -> Heard:
+def _looked_later(_original: object, _self: Listening, seconds: float, *, messages: bool) -> HeardOf:
     time.sleep(seconds)
-    return Heard()
+    return HeardOf()
 
 
 def _answered(_original: object, _self: Journal, callback: Callable[[None], None]) -> None:

@@ -8,7 +8,7 @@ import pytest
 from storage.engines.postgresql import CHANNEL, MESSAGES_CHANNEL
 from storage.engines.postgresql_listening import Listening
 from storage.engines.postgresql_target import Connection
-from storage.peers import Heard
+from storage.peers import HeardOf
 from tests.postgresql import server
 
 
@@ -31,14 +31,14 @@ def test_a_connection_that_comes_after_the_end_is_closed(made: tuple[Listening, 
     """A thread may be connecting when the loop ends."""
     listening, connections = made
     listening.close()
-    assert listening.wait(0, messages=False) == Heard(True, True)
+    assert listening.wait(0, messages=False) == HeardOf(True, True)
     assert [one.closed for one in connections] == [True]
 
 
 def test_one_connection_is_kept(made: tuple[Listening, list[Connection]]) -> None:
     listening, connections = made
-    assert listening.wait(0, messages=False) == Heard(True, True)
-    assert listening.wait(0, messages=False) == Heard()
+    assert listening.wait(0, messages=False) == HeardOf(True, True)
+    assert listening.wait(0, messages=False) == HeardOf()
     assert [one.closed for one in connections] == [False]
 
 
@@ -50,17 +50,17 @@ def test_messages_alone_are_heard_of_by_who_asks_for_them(made: tuple[Listening,
         def tell(channel: str, instance: str) -> None:
             other.execute(f"NOTIFY {channel}, '{instance}'".encode())
 
-        def heard(*, messages: bool) -> Heard:
-            return next(filter(Heard().__ne__, (listening.wait(30, messages=messages) for _ in range(10))))
+        def heard(*, messages: bool) -> HeardOf:
+            return next(filter(HeardOf().__ne__, (listening.wait(30, messages=messages) for _ in range(10))))
 
         tell(MESSAGES_CHANNEL, "that")
         tell(CHANNEL, "this")
         tell(CHANNEL, "that")
-        assert heard(messages=False) == Heard(changes=True)
-        assert heard(messages=True) == Heard(changes=True, messages=True)  # it begins to
+        assert heard(messages=False) == HeardOf(changes=True)
+        assert heard(messages=True) == HeardOf(changes=True, messages=True)  # it begins to
         tell(MESSAGES_CHANNEL, "this")
         tell(MESSAGES_CHANNEL, "that")
-        assert heard(messages=True) == Heard(messages=True)
+        assert heard(messages=True) == HeardOf(messages=True)
 
 
 def test_a_wait_is_interrupted(made: tuple[Listening, list[Connection]]) -> None:
@@ -68,4 +68,4 @@ def test_a_wait_is_interrupted(made: tuple[Listening, list[Connection]]) -> None
     listening, _ = made
     listening.wait(0, messages=False)
     listening.interrupt()
-    assert listening.wait(300, messages=False) == Heard()
+    assert listening.wait(300, messages=False) == HeardOf()
