@@ -227,7 +227,8 @@ async def _open_rooms(
     device_management = await open_device_management(core, device_types, devices, limits, messages)
     scenes = await open_scenes(core, accounts, device_types, devices, messages)
     models = await open_models(core, accounts, devices, learner)
-    rules = await open_rules(core, mail, accounts, device_types, devices, messages, rule_requests, models)
+    reason = device_management.resources.reason
+    rules = await open_rules(core, mail, accounts, device_types, devices, messages, rule_requests, models, reason)
     subscriptions = await open_subscriptions(core, mail, accounts, device_types, devices, messages, callbacks, streams)
     home_assistant = await open_home_assistant(core, devices, messages, topics)
     leaving = await open_leaving(core, mail, accounts, devices, messages, export)

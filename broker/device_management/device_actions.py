@@ -138,6 +138,7 @@ class DeviceActions:
     # Registrations
 
     def connected(self, session: ManagedSession) -> None:
+        self._sessions.pop(session.device.key, None)  # the newest one is the last
         self._sessions[session.device.key] = session
         self._not_back.discard(session.device.key)
         self._wake(session.device.key)
@@ -145,6 +146,10 @@ class DeviceActions:
     def session_of(self, device: DeviceKey) -> ManagedSession | None:
         """The registration of a device, once its first steps have ended."""
         return self._sessions.get(device)
+
+    def sessions(self) -> list[ManagedSession]:
+        """The registrations whose first steps have ended, in their order."""
+        return list(self._sessions.values())
 
     def disconnected(self, session: ManagedSession) -> None:
         key = session.device.key

@@ -73,7 +73,7 @@ async def open_device_management(
         tasks=Tasks(database, clock, configurations, objects, engine, core.site.image_root),
         waiting=Waiting(database, device_types.catalog, devices.presence, configurations, engine.work, downloads),
         actions=actions,
-        resources=DeviceResources(actions.session_of),
+        resources=DeviceResources(actions.session_of, actions.sessions, objects, properties),
         images=images,
         downloads=downloads,
         registrations=engine,

@@ -12,6 +12,7 @@ from broker.cluster.kinds import RULE, RULE_COMPILED
 from broker.cluster.leases import LeaseName
 from broker.core import Core
 from broker.device_types.room import DeviceTypesRoom
+from broker.devices.registry import Device
 from broker.devices.room import DevicesRoom
 from broker.mail import Mails
 from broker.messages.room import MessagesRoom
@@ -66,8 +67,10 @@ async def open_rules(
     messages: MessagesRoom,
     requests: RuleRequests | None,
     of_models: ModelsRoom,
+    reason: Callable[[Device, str], str],
 ) -> RulesRoom:
-    """Open rules. Without `requests`, HTTP requests of rules stay in the queue."""
+    """Open rules. Without `requests`, HTTP requests of rules stay in the queue. `reason` says why no value of a field
+    comes; empty when nothing is known."""
     database, clock, life, router = core.database, core.clock, core.life, core.router
     models = ConditionModels(of_models.models)
     lease = core.leases.of(LeaseName.RULES)
@@ -121,7 +124,7 @@ async def open_rules(
             statistics=queue.statistics,
         )
     slots = SimulationSlots(database)
-    explainer = RuleExplainer(database, clock, messages.mids, index, slots, models.output)
+    explainer = RuleExplainer(database, clock, messages.mids, index, slots, models.output, devices.registry, reason)
     return RulesRoom(
         rulebook=rulebook,
         names=names,

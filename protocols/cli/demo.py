@@ -48,6 +48,7 @@ _ADMINISTRATOR = "admin@example.org"
 _APPLICATION = "Demo"
 _LIGHT, _WEATHER, _BOARD = "example.smart_light", "example.weather_station", "example.managed_board"
 _DOOR = "example.door_sensor"
+_LWM2M_BOARD = "demo.lwm2m_board"
 _DAY_SECONDS = 86_400
 _LISTENERS = {"mqtt": "mqtt", "websocket": "http", "http": "http", "lwm2m": "lwm2m_dtls"}
 
@@ -57,6 +58,7 @@ class _Device(msgspec.Struct, frozen=True):
     name: str
     type: str
     protocol: str | None  # None: not simulated, for the user of the demo
+    simulated_as: str | None = None  # the shipped type whose readings it sends; None: its own
 
 
 _DEVICES = (
@@ -66,6 +68,7 @@ _DEVICES = (
     _Device("d0" * 15 + "04", "Your light", _LIGHT, None),
     _Device("d0" * 15 + "05", "Workshop board", _BOARD, "lwm2m"),
     _Device("d0" * 15 + "06", "Front door", _DOOR, None),
+    _Device("d0" * 15 + "07", "Balcony board", _LWM2M_BOARD, "lwm2m", _BOARD),
 )
 _SCENE = "5c" * 16
 _WARM_RULE, _QUIET_RULE = "1e" * 16, "2e" * 16
@@ -186,9 +189,10 @@ async def _run(settings: Settings, nodes: Sequence[DemoNode], show_actions: bool
         async def ready(services: Services, addresses: Mapping[str, Address]) -> None:
             user_token = new_id()
             report = await services.provisioning.apply(_document(user_token))
-            board = await services.device_types.catalog.find(_BOARD)
-            with_properties = ConfigurationChange(device_properties_enabled=True)
-            await services.device_management.configurations.change(board, with_properties)
+            for name in (_BOARD, _LWM2M_BOARD):
+                board = await services.device_types.catalog.find(name)
+                with_properties = ConfigurationChange(device_properties_enabled=True)
+                await services.device_management.configurations.change(board, with_properties)
             tokens = {device.id: await _device_token(services, device.id) for device in _DEVICES}
             await announce(services, addresses)
             code = await services.accounts.console.new_code(_ADMINISTRATOR)
@@ -239,7 +243,8 @@ def _document(user_token: str) -> Mapping[str, Any]:
             }
             for example in load_examples()
             if not example.rsp  # the demo has no certificate authority
-        ],
+        ]
+        + [_LWM2M_TYPE],
         "applications": [
             {
                 "name": _APPLICATION,
@@ -270,6 +275,21 @@ def _document(user_token: str) -> Mapping[str, Any]:
     }
 
 
+#: Its devices are observed for the temperature; `/developer` says what else they offer.
+_LWM2M_TYPE: Mapping[str, Any] = {
+    "unique_name": _LWM2M_BOARD,
+    "name": "LWM2M Board",
+    "description": "A board whose values come as messages, by the paths of its Manifest",
+    "organization": _ORGANIZATION,
+    "published": False,
+    "manifest": {
+        "messageFormat": "json",
+        "fields": [
+            {"name": "temperature", "valueClass": "Double", "unit": "SI.CELSIUS", "lwm2m": "/3303/0/5700"},
+        ],
+        "actions": [{"name": "reboot", "lwm2m": {"execute": "/3/0/4"}}],
+    },
+}
 _WARM: Mapping[str, Any] = {
     "sdid": _DEVICES[1].id,
     "field": "temperature",
@@ -315,7 +335,16 @@ async def _simulate(device: _Device, address: Address, token: str, stopping: tri
     The daemon is not cancelled together with the process: it has to save its state.
     """
     command = [sys.executable, "-P", "-m", "protocols.cli", "simulate", "--protocol", str(device.protocol)]
-    command += ["--address", str(address), "--device", device.id, "--type", device.type, "--label", device.name]
+    command += [
+        "--address",
+        str(address),
+        "--device",
+        device.id,
+        "--type",
+        device.simulated_as or device.type,
+        "--label",
+        device.name,
+    ]
     # The token is in the environment, because process lists show arguments.
     async with trio.open_nursery() as nursery:
         # Nothing is written to the pipe. It closes when the demo ends, also when the demo is killed.
@@ -357,6 +386,11 @@ def _introduction(
         "DEVICE": yours.id,
         "DEVICE_TOKEN": tokens[yours.id],
     }
+    offering = (
+        [f"  LWM2M     Balcony board offers more than its Manifest has: http://{http}/developer, Use these"]
+        if "lwm2m_dtls" in addresses
+        else []
+    )
     lwm2m = f"   LWM2M (DTLS) {addresses['lwm2m_dtls']}" if "lwm2m_dtls" in addresses else ""
     simulated = ", ".join(device.name for device in _DEVICES if _LISTENERS.get(device.protocol or "", "") in addresses)
     own = " and ".join(device.name for device in _DEVICES if device.protocol is None)
@@ -369,6 +403,7 @@ def _introduction(
         f"  Sign in   {_ADMINISTRATOR}, password {password}",
         f"  Listens   HTTP {http}   MQTT {mqtt}   CoAP {addresses['coap']}{lwm2m}",
         *about_nodes,
+        *offering,
         f"  Devices   simulated: {simulated}; yours to try: {own}",
         f"  State     {settings.state_dir}",
         "",

@@ -7,9 +7,11 @@ from functools import partial
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from broker.clock import Clock
-from broker.errors import Conflict, NotFound, ValidationFailed, invalid
+from broker.devices.registry import Device, Devices
+from broker.errors import Conflict, DeviceNotFound, NotFound, ValidationFailed, invalid
 from broker.messages.mids import Mids
 from broker.rules.explaining.replay import check_times
 from broker.rules.explaining.simulation import (
@@ -35,6 +37,7 @@ from storage.records import MessageRow
 from storage.rules import RuleRecord
 
 SHOWN_MAX: Final = 100
+REASONS_MAX: Final = 5  # in a sentence
 _ASKED_MAX: Final = 30  # at least 240 days: longer than any night
 
 
@@ -65,6 +68,8 @@ class RuleExplainer:
     _index: RuleIndex
     _slots: SimulationSlots
     _output: Output
+    _devices: Devices
+    _reason: Callable[[Device, str], str]  # why no value of a field comes now; empty when nothing is known
 
     async def of_message(self, record: RuleRecord, rule: CompiledRule, mid: str) -> Why:
         """Why a message triggered the rule or did not.
@@ -77,7 +82,8 @@ class RuleExplainer:
         position = self._mids.position(mid)
         if position is None:
             raise NotFound
-        return await self._slots.read(record.owner, partial(_of_message, record, rule, position, self._output))
+        work = partial(_of_message, record, rule, position, self._output)
+        return await self._with_reasons(await self._slots.read(record.owner, work))
 
     async def of_time(
         self, record: RuleRecord, rule: CompiledRule, start_ms: Milliseconds, end_ms: Milliseconds
@@ -87,7 +93,9 @@ class RuleExplainer:
         Returns the first 100 evaluations, and where to go on when these are not all. Raises ValidationFailed, Conflict.
         """
         check_times(start_ms, end_ms)
-        return await self._slots.read(record.owner, partial(_of_time, record, rule, start_ms, end_ms, self._output))
+        work = partial(_of_time, record, rule, start_ms, end_ms, self._output)
+        found, until = await self._slots.read(record.owner, work)
+        return [await self._with_reasons(one) for one in found], until
 
     async def now(self, record: RuleRecord, rule: CompiledRule) -> Why | None:
         """How the conditions stand now. None: the rule watches too many devices, or others of the user's rules
@@ -104,11 +112,38 @@ class RuleExplainer:
             return _why(tx, record, now_ms, None, explanation)
 
         if not rule.type_reads:  # it looks at few values
-            return await self._database.read(lambda tx: work(tx, Budget()))
+            return await self._with_reasons(await self._database.read(lambda tx: work(tx, Budget())), is_now=True)
         try:
-            return await self._slots.read(record.owner, partial(_within_bounds, rule, work))
+            found = await self._slots.read(record.owner, partial(_within_bounds, rule, work))
         except Conflict:
             return None
+        return await self._with_reasons(found, is_now=True)
+
+    async def _with_reasons(self, why: Why, *, is_now: bool = False) -> Why:
+        """Add to each condition why a value that it looks at does not come: of values that are not known, and in an
+        explanation of now also of older ones."""
+        conditions = []
+        for condition in why.conditions:
+            reasons = list[str]()
+            for did, one in condition.seen:
+                if one.value is not None and not is_now:
+                    continue
+                if reason := await self._reason_of(one):
+                    reasons.append(f"no value of {one.field} of {did} comes now: {reason}")
+            if reasons:
+                sentence = "; ".join((condition.sentence, *reasons[:REASONS_MAX]))
+                condition = replace(condition, sentence=sentence)  # noqa: PLW2901 - the same one, with more to say
+            conditions.append(condition)
+        return replace(why, conditions=tuple(conditions))
+
+    async def _reason_of(self, seen: Seen) -> str:
+        device = self._devices.get_nowait(seen.device)
+        if device is None:
+            try:
+                device = await self._devices.get(seen.device)
+            except DeviceNotFound:
+                return ""
+        return self._reason(device, seen.field)
 
 
 def _within_bounds(

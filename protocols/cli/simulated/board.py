@@ -1,4 +1,4 @@
-"""State of a simulated LWM2M device: the objects 1, 3, 5 and 3303, and a firmware that installs itself.
+"""State of a simulated LWM2M device: the objects 1, 3, 5, 3303 and 3311, and a firmware that installs itself.
 
 An image for it is a text whose first line is its version number, such as `1.2.0`; what follows has no meaning.
 """
@@ -12,15 +12,17 @@ from typing import Final
 
 import msgspec
 
-OBJECTS: Final = b"</1/0>,</3/0>,</5/0>,</3303/0>"
+OBJECTS: Final = b"</1/0>,</3/0>,</5/0>,</3303/0>,</3311/0>"
 SENML_JSON: Final = 110
 _VERSION: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+_-]{0,63}")
 
-CHANGED, CONTENT, NOT_FOUND, NOT_ALLOWED = 0x44, 0x45, 0x84, 0x85
+CHANGED, CONTENT, BAD, NOT_FOUND, NOT_ALLOWED = 0x44, 0x45, 0x80, 0x84, 0x85
 GET, POST, PUT = 1, 2, 3
 _INSTANCE, _RESOURCE = 2, 3
 _UTC_OFFSET: Final = (3, 0, 14)
 _TIMEZONE: Final = (3, 0, 15)
+_ON: Final = (3311, 0, 5850)
+_DIMMER: Final = (3311, 0, 5851)
 
 
 class State(IntEnum):
@@ -52,6 +54,8 @@ class Board:
     result: Result = Result.INITIAL
     package_uri: str = ""
     written: dict[tuple[int, int, int], str] = field(default_factory=lambda: {_UTC_OFFSET: "+00:00"})
+    is_on: bool = False
+    dimmer: int = 100
     is_rebooting: bool = False
     _new_version: str = ""
     _began: float = field(default_factory=time.monotonic)
@@ -77,6 +81,8 @@ class Board:
             (5, 0, 5): int(self.result),
             (3303, 0, 5700): self.temperature(),
             (3303, 0, 5701): "Cel",
+            _ON: self.is_on,
+            _DIMMER: self.dimmer,
         }
 
     def answer(self, method: int, path: tuple[int, ...], payload: bytes) -> tuple[int, bytes]:
@@ -86,7 +92,7 @@ class Board:
             return (NOT_FOUND, b"") if body is None else (CONTENT, body)
         if method == PUT:
             return self._write(path, payload), b""
-        return self._execute(path), b""
+        return (self._execute(path) if method == POST else NOT_ALLOWED), b""
 
     def read(self, path: tuple[int, ...]) -> bytes | None:
         """The values at an instance or a resource in SenML JSON; None if there are none."""
@@ -104,11 +110,22 @@ class Board:
         if path in (_UTC_OFFSET, _TIMEZONE):
             self.written[path] = payload.decode(errors="replace")
             return CHANGED
+        if path in (_ON, _DIMMER):
+            return self._switch(path, payload)
         if path != (5, 0, 1):
             return NOT_ALLOWED if path in self.resources() else NOT_FOUND
         self.package_uri = payload.decode(errors="replace")
         self.state = State.DOWNLOADING if self.package_uri else State.IDLE
         self.result = Result.INITIAL
+        return CHANGED
+
+    def _switch(self, path: tuple[int, ...], payload: bytes) -> int:
+        if not payload.isdigit() or int(payload) > (1 if path == _ON else 100):
+            return BAD
+        if path == _ON:
+            self.is_on = payload == b"1"
+        else:
+            self.dimmer = int(payload)
         return CHANGED
 
     def _execute(self, path: tuple[int, ...]) -> int:

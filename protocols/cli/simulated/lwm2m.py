@@ -17,7 +17,7 @@ import trio
 
 from config.settings import Address
 from protocols.cli.failures import leaves
-from protocols.cli.simulated.board import OBJECTS, SENML_JSON, Board, State
+from protocols.cli.simulated.board import CHANGED, OBJECTS, SENML_JSON, Board, State
 from protocols.cli.simulated.simulation import LinkLostError, RefusedError, Simulation
 from protocols.coap.dtls.client import DtlsClient
 from protocols.coap.dtls.errors import ConnectionOver, DtlsUnavailable
@@ -40,7 +40,8 @@ _ANSWER_SECONDS: Final = 93.0
 _REBOOT_SECONDS: Final = 1.0
 _DOWNLOAD_SECONDS: Final = 30.0
 _IMAGE_BYTES: Final = 64 * 1024 * 1024
-_OBSERVED: Final = ((3, 0), (5, 0))
+#: It notifies of all that is observed each period, but of its firmware only when that has changed.
+_FIRMWARE: Final = (5, 0)
 _PMIN: Final = re.compile(rb"pmin=[0-9]{1,9}").fullmatch
 _REGISTER, _UPDATE, _NOTIFY = "register", "update", "notify"
 
@@ -145,10 +146,11 @@ class _Conversation:
                 await self._send(Code.POST, path, b"", _UPDATE)
             if self._board.state is not self._shown:
                 self._shown = self._board.state
-                await self._notify((5, 0))
+                await self._notify(_FIRMWARE)
             if trio.current_time() >= next_notification:
                 next_notification = trio.current_time() + max(self._plan.period_seconds, self._pmin_seconds)
-                await self._notify((3, 0))
+                for observed in [one for one in self._observers if one != _FIRMWARE]:
+                    await self._notify(observed)
 
     async def _notify(self, path: tuple[int, ...]) -> None:
         """Send the values at a path to the server, if it observes them."""
@@ -219,14 +221,17 @@ class _Conversation:
         segments = [value.decode() for number, value in message.options if number == Option.URI_PATH]
         path = tuple(int(one) for one in segments if one.isdecimal())
         observe = next((value for number, value in message.options if number == Option.OBSERVE), None)
-        code, payload = self._board.answer(message.code, path, message.payload)
+        pmin = [value[5:] for number, value in message.options if number == Option.URI_QUERY and _PMIN(value)]
+        code, payload = (CHANGED, b"") if pmin else self._board.answer(message.code, path, message.payload)
         options: tuple[tuple[int, bytes], ...] = (content_format(SENML_JSON),) if payload else ()
-        if message.code == Code.GET and observe == b"" and path in _OBSERVED and payload:
+        if message.code == Code.GET and observe == b"\1":
+            self._observers.pop(path, None)
+        elif message.code == Code.GET and observe == b"" and payload:
             self._observers[path] = incoming.token
             options = ((Option.OBSERVE, uint(self._count)), *options)
-        elif pmin := [value[5:] for number, value in message.options if number == Option.URI_QUERY and _PMIN(value)]:
+        elif pmin:
             self._pmin_seconds = max(float(pmin[0]), 0.01)
-        elif message.code != Code.GET:
+        elif message.code in (Code.PUT, Code.POST):
             click.echo(
                 f"{self._plan.label} received {'a write' if message.code == Code.PUT else 'an execute'} of {path}"
             )

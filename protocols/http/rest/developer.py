@@ -1,13 +1,15 @@
 """/developer: the organizations of a member, and what of theirs fails (reference 27.21)."""
 
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
+import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from broker.accounts.organizations import Membership
 from broker.accounts.permissions import ADMINISTRATORS, Role
 from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
+from broker.device_management.device_resources import OfferingDevice
 from broker.device_management.room import DeviceManagementRoom
 from broker.device_management.tasks import FAILED_KEPT_DAYS
 from broker.device_types.room import DeviceTypesRoom
@@ -19,6 +21,7 @@ from config.limits import NAME_MAX_CHARACTERS
 from protocols.http.calls import NOTHING, USER, Chapter, RestCall, RestCalls
 from protocols.http.openapi import samples
 from protocols.http.reading import Checked
+from protocols.http.rest.device_resources import ResourceOffers, shown_offers
 from protocols.http.rest.named import OWN_ORGANIZATION
 from protocols.http.rest.task_shapes import TaskObject, task_members
 from protocols.http.schema import (
@@ -102,6 +105,25 @@ class SubscriptionLine(Shape, kw_only=True):
     created_on: Timestamp
 
 
+class _OfferingBoard(Shape):
+    shape = "Board"
+    example = {
+        "dtid": samples.DTID,
+        "name": "Smart Light",
+        "did": samples.DID,
+        "version": 2,
+        "offers": ResourceOffers.example,
+        "manifest": {"fields": [{"name": "temperature", "valueClass": "Double", "lwm2m": "/3303/0/5700"}]},
+    }
+
+    dtid: Id
+    name: Annotated[str, about("Of the device type")]
+    did: Annotated[Id, about("One of its registered devices, the last that offers something")]
+    version: Annotated[Amount, about("The newest version of the Manifest; 0 when there is none")]
+    offers: ResourceOffers
+    manifest: Annotated[dict[str, Any], about("The newest version with what is offered, to be uploaded")]
+
+
 class DeveloperCalls(RestCalls):
     chapter = DEVELOPER
 
@@ -117,7 +139,9 @@ class DeveloperCalls(RestCalls):
         self._quotas = limits.quotas
         self._days = limits.usage_days
         self._types = device_types.catalog
+        self._manifests = device_types.manifests
         self._tasks = device_management.tasks
+        self._resources = device_management.resources
         self._subscriptions = subscriptions.subscriptions
 
     async def _administered(self, caller: Caller, oid: str) -> Membership:
@@ -154,6 +178,34 @@ class DeveloperCalls(RestCalls):
         found = [sub for one in applications for sub in self._subscriptions.of_application(one.key, None)]
         failing = await self._subscriptions.failing()
         return numbered(found, query, lambda one: _line(one, failing.get(one.key)))
+
+    @RestCall(
+        "GET",
+        f"{ORGANIZATION}/boards",
+        tokens=USER,
+        on=OWN_ORGANIZATION,
+        summary="What LWM2M devices offer to the Manifests of an organization",
+        about="For each device type with a registered device that offers resources which the Manifest lacks. Types "
+        "whose Manifest has a transform are left out.",
+    )
+    async def boards(self, membership: Membership, query: Paging) -> NumberedPage[list[_OfferingBoard]]:
+        found = [await self._offering(one) for one in await self._resources.boards(membership.organization.key)]
+        return numbered([one for one in found if one is not None], query, lambda one: one)
+
+    async def _offering(self, board: OfferingDevice) -> _OfferingBoard | None:
+        type_ = board.device.type.record
+        newest = next(iter(await self._manifests.documents(type_.key)), None)
+        document = None if newest is None else msgspec.json.decode(newest.document, type=dict[str, Any])
+        if document is not None and document.get("transform") is not None:
+            return None
+        return _OfferingBoard(
+            type_.id,
+            type_.name,
+            board.device.id,
+            0 if newest is None else newest.version,
+            shown_offers(board.offers),
+            board.offers.added_to(document),
+        )
 
     @RestCall(
         "GET",

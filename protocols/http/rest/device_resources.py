@@ -5,7 +5,9 @@ from typing import Annotated
 from broker.accounts.permissions import Permission
 from broker.device_management.device_actions import ActionState
 from broker.device_management.device_resources import FieldState
+from broker.device_management.offers import Offers
 from broker.device_management.room import DeviceManagementRoom
+from broker.device_types.manifest import ValueClass, address_text
 from broker.devices.registry import Device
 from protocols.http.calls import USER_OR_APPLICATION, Chapter, RestCall, RestCalls
 from protocols.http.openapi import samples
@@ -19,7 +21,7 @@ class _ResourceField(Shape):
     field: Annotated[str, about("The dotted path")]
     path: str
     state: Annotated[str, one_of(tuple(FieldState))]
-    message: Annotated[str, about("Why the resource is not observed; empty when it is")]
+    message: Annotated[str, about("Why no value comes; empty for `observed`")]
 
 
 class _ResourceAction(Shape):
@@ -32,9 +34,31 @@ class _ResourceAction(Shape):
     message: str
 
 
+class OfferedResource(Shape):
+    example = {"name": "temperature", "path": "/3303/0/5700", "valueClass": "Double", "unit": "°C"}
+
+    name: Annotated[str, about("The field that it would be")]
+    path: str
+    value_class: Annotated[str, one_of(tuple(ValueClass))]
+    unit: Annotated[str, about("Empty for none")]
+
+
+class ResourceOffers(Shape):
+    example = {
+        "sentence": "This board offers temperature (/3303/0/5700, °C).",
+        "fields": [OfferedResource.example],
+        "actions": ["setOn", "setOff"],
+    }
+
+    sentence: Annotated[str, about("Empty when there is nothing")]
+    fields: Annotated[list[OfferedResource], about("Resources that the Manifest lacks")]
+    actions: Annotated[list[str], about("Names of Actions that could write or execute resources")]
+
+
 class _Resources(Shape):
     fields: list[_ResourceField]
     actions: list[_ResourceAction]
+    offers: Annotated[ResourceOffers, about("What the registered device offers besides")]
 
 
 class DeviceResourceCalls(RestCalls):
@@ -50,13 +74,20 @@ class DeviceResourceCalls(RestCalls):
         tokens=USER_OR_APPLICATION,
         on=named_device(Permission.MANAGE),
         summary="The LWM2M resources of a device",
-        about="For each field with `lwm2m`, whether the device is observed for it, and why not; the Actions that wait "
-        "and the last 20 that have ended, the newest first. A restart forgets ended Actions. For the owner "
-        "only.",
+        about="For each field with `lwm2m`, whether the device is observed for it, and why no value comes; the Actions "
+        "that wait and the last 20 that have ended, the newest first; what the device offers to the Manifest. A "
+        "restart forgets ended Actions. For the owner only.",
     )
     async def resources(self, device: Device) -> Data[_Resources]:
         fields = [_ResourceField(one.field, one.path, one.state, one.text) for one in self._resources.fields(device)]
         actions = [
             _ResourceAction(one.mid, one.name, one.at_ms, one.state, one.text) for one in self._actions.shown(device)
         ]
-        return Data(_Resources(fields, actions))
+        return Data(_Resources(fields, actions, shown_offers(await self._resources.offers(device))))
+
+
+def shown_offers(offers: Offers) -> ResourceOffers:
+    fields = [
+        OfferedResource(one.name, address_text(one.path), one.value_class, one.unit_shown) for one in offers.fields
+    ]
+    return ResourceOffers(offers.sentence, fields, [one["name"] for one in offers.actions])

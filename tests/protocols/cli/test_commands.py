@@ -274,7 +274,7 @@ def test_demo_devices_send_and_end_with_it(tmp_path: Path, how: signal.Signals) 
         (exported,) = (line for line in lines if line.startswith("export "))
         variables = dict(word.split("=", 1) for word in exported.split()[1:])
         url = f"ws{variables['URL'].removeprefix('http')}/v1.1/live"
-        run = trunkline("tail", "--live", url, "--count", "6", TRUNKLINE_TOKEN=variables["TOKEN"])
+        run = trunkline("tail", "--live", url, "--count", "10", TRUNKLINE_TOKEN=variables["TOKEN"])
         process.send_signal(how)
         # The simulated devices hold the same pipe: reading ends when the last of them has ended.
         assert process.stdout is not None
@@ -282,7 +282,7 @@ def test_demo_devices_send_and_end_with_it(tmp_path: Path, how: signal.Signals) 
     assert "state_not_saved" not in rest
     senders = {json.loads(line)["sdid"] for line in run.stdout.splitlines()}
     assert (run.returncode, run.stderr) == (0, "")
-    assert senders == {f"{'d0' * 15}{number:02}" for number in (1, 2, 3)}  # the board has properties, no messages
+    assert senders == {f"{'d0' * 15}{number:02}" for number in (1, 2, 3, 7)}  # board 5 has properties, no messages
     assert process.returncode == (0 if how is signal.SIGTERM else -how)
 
 
@@ -310,7 +310,7 @@ def test_the_demo_keeps_its_store_in_postgresql(tmp_path: Path) -> None:
     assert process.stdout is not None
     process.stdout.close()
     with postgresql.target(name).connect() as rows:
-        assert rows.execute("SELECT count(*) FROM device").fetchone() == (6,)
+        assert rows.execute("SELECT count(*) FROM device").fetchone() == (7,)
     postgresql.drop(name)
     assert not (tmp_path / "demo" / "store.sqlite").exists()
 

@@ -172,6 +172,7 @@ async def test_only_administrators_and_developers_of_the_organization_develop(
     oid = await acme(api, ada)
     calls = (
         ("GET", f"/developer/organizations/{oid}/tasks"),
+        ("GET", f"/developer/organizations/{oid}/boards"),
         ("GET", f"/developer/organizations/{oid}/connectors"),
         ("GET", f"/developer/devicetypes/{LIGHT_TYPE}/connector"),
         ("GET", f"/developer/organizations/{oid}/applications"),

@@ -197,7 +197,8 @@ class TestWithQuotas:
 async def test_the_resources_of_lwm2m(api: httpx.AsyncClient, services: Services) -> None:
     """Reference 18.8: which fields are observed, why not, and what became of Actions."""
     path = f"/devices/{KITCHEN}/lwm2m"
-    assert (await shown(api, path))["data"] == {"fields": [], "actions": []}
+    nothing = {"sentence": "", "fields": [], "actions": []}
+    assert (await shown(api, path))["data"] == {"fields": [], "actions": [], "offers": nothing}
     document = {
         "fields": [
             {"name": "temperature", "valueClass": "Double", "lwm2m": "/3303/0/5700"},

@@ -226,6 +226,7 @@ GET /developer/organizations/{organization}/applications 4001
 POST /developer/organizations/{organization}/applications 400
 POST /developer/organizations/{organization}/devicetypes 400
 GET /developer/organizations/{organization}/subscriptions 4001
+GET /developer/organizations/{organization}/boards 4001
 GET /developer/organizations/{organization}/tasks 4001
 GET /developer/organizations/{organization}/connectors 4001
 GET /developer/applications/{made} -

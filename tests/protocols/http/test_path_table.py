@@ -254,6 +254,7 @@ GET /developer/applications/{}/deletion
 POST /developer/applications/{}/subscriptions
 POST /developer/applications/{}/secret
 GET /developer/organizations/{}/subscriptions
+GET /developer/organizations/{}/boards
 GET /developer/organizations/{}/tasks
 GET /developer/organizations/{}/connectors
 POST /developer/organizations/{}/devicetypes

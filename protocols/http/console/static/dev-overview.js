@@ -2,6 +2,7 @@
 
 import { attempt } from "./api.js";
 import { problemOf } from "./automations.js";
+import { boardBox, boards } from "./dev-boards.js";
 import { address, badge, box, everything, figures, follow, organizations, page, pause, sameCall, show, uid } from "./dash.js";
 import { fill, fullTime, h, whole } from "./dom.js";
 import { withNames } from "./names.js";
@@ -64,14 +65,16 @@ async function unlinked(types) {
 async function load() {
   const members = await organizations();
   const types = await typesOf(members);
-  const found = (await Promise.all([rules(), subscriptions(members), rollouts(members, types), connectors(members), unlinked(types)])).flat();
-  const now = JSON.stringify([found, members, types.length]);
+  const [offering, ...lists] = await Promise.all([boards(members), rules(), subscriptions(members), rollouts(members, types), connectors(members), unlinked(types)]);
+  const found = lists.flat();
+  const now = JSON.stringify([found, members, types.length, offering]);
   if (now === painted) return;  // an equal list is not drawn again: the focus stays
   painted = now;
   fill(page,
     box("Needs attention", found.length ? h("ul", { class: "alarms" }, found.map((one) => h("li", {},
       h("div", {}, h("p", {}, h("b", {}, `${one.what}: `, address(one.name))), h("p", {}, withNames(one.text))), h("a", { href: one.href, "aria-label": `Open ${one.name}` }, "Open"))))
       : h("ul", { class: "alarms" }, h("li", { class: "calm" }, h("p", {}, "No rule, subscription, roll-out or connector of yours fails.")))),
+    boardBox(offering, load),
     box("Your organizations", h("p", {}, sameCall("GET", "/developer/organizations")), ...members.map((one) => h("div", {}, h("h3", {}, one.name, " ", badge(one.role)), figures(
       ["Messages this month", whole(one.usage.used)],
       ["Limit", one.usage.limit < 0 ? "unlimited" : whole(one.usage.limit), one.usage.limit >= 0 && one.usage.used >= one.usage.limit],

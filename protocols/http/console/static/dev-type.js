@@ -2,11 +2,13 @@
 
 import { call, done } from "./api.js";
 import { badge, box, check, field, form, id, page, sameCall, sameTable, show, table } from "./dash.js";
+import { boardBox, boards } from "./dev-boards.js";
 import { typeShown } from "./dev-shared.js";
 import { fill, h, time } from "./dom.js";
 
 async function load() {
   const { type, organization } = await typeShown();
+  const offering = organization ? await boards([organization], type.id) : [];
   const change = form("Change the device type", [
     field("name", "Name", "text", { maxlength: 64, required: true, value: type.name }),
     field("description", "Description", "area", { maxlength: 1500, value: type.description ?? "" }),
@@ -20,7 +22,7 @@ async function load() {
     done("The device type is changed.");
     await load();
   });
-  fill(page, box("Record", h("dl", { class: "facts" },
+  fill(page, boardBox(offering, load, { isNamed: false }), box("Record", h("dl", { class: "facts" },
     h("dt", {}, "Id"), h("dd", {}, h("code", {}, type.id)), h("dt", {}, "Unique name"), h("dd", {}, h("code", {}, type.uniqueName)),
     h("dt", {}, "Organization"), h("dd", {}, organization?.name ?? type.oid),
     h("dt", {}, "Manifest"), h("dd", {}, type.latestVersion ? `version ${type.latestVersion}` : badge("none yet", "bad"), type.approved ? "" : " — the newest waits for an operator's approval"),

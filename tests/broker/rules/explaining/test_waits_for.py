@@ -1,11 +1,13 @@
 """The reported waits of a rule are true (reference 12.1)."""
 
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
 from broker.rules.explaining.status import RunState
 from broker.services import Services
+from tests.broker.device_management.devices import FakeSession
 from tests.broker.rules.home import Home, body, when
 from tests.factories import KITCHEN, NOW_MS, World
 from tests.fakes import FakeClock
@@ -76,3 +78,32 @@ async def test_a_date_without_an_event_of_the_sun_is_in_the_state(home: Home, fa
         fake_clock.now = int(datetime.fromisoformat(f"{day}T12:00+00:00").timestamp()) * 1000
         found.append((await home.status(rule)).run_state)
     assert found == [RunState.RUNNING, RunState.NO_SUN, RunState.RUNNING]
+
+
+async def test_a_field_with_a_resource_says_why_no_value_comes(home: Home, services: Services) -> None:
+    document: dict[str, Any] = {"fields": [{"name": "temperature", "valueClass": "Double", "lwm2m": "/3303/0/5700"}]}
+    document["actions"] = [{"name": "setOn"}]
+    await services.device_types.manifests.upload("example.smart_light", document)
+    rule = await home.rule(body([when("temperature", ">", 25)]))
+
+    async def reason() -> str:
+        (text,) = (await home.status(rule)).waits_for
+        return str(text).rpartition(f"no value of temperature of {KITCHEN} comes now: ")[2]
+
+    assert await reason() == "The device is not registered, or its properties are being read."
+    session = FakeSession(await services.devices.registry.find(KITCHEN))
+    session.unobserved[(3303, 0, 5700)] = "The device does not list /3303/0."
+    await services.device_management.registrations.registered(session)
+    assert await reason() == "The device does not list /3303/0."
+    session.unobserved.clear()
+    session.is_asleep = True
+    assert await reason() == "The device sleeps: a value comes when it is heard again."
+    session.is_asleep = False
+    assert "comes now" not in await reason()
+    # An older value does not hide that no newer one comes.
+    await home.says({"temperature": 20})
+    services.device_management.registrations.ended(session)
+    assert (
+        (await home.status(rule)).waits_for[0].startswith("rule.if.and.0: temperature > 25 does not hold: temperature")
+    )
+    assert await reason() == "The device is not registered, or its properties are being read."
