@@ -22,6 +22,7 @@ from broker.devices.inventory import device_fact
 from broker.facts import DeviceWanted, FactPhase, MessagesStored, Router, WantedChanged
 from broker.loops import Loop, Wakeup
 from broker.messages.decoding import decode, flat
+from broker.messages.follower import LogFollower
 from broker.wanted.values import NOTHING, WantedState, document_of, is_reached, json_of
 from storage.database import Database, Transaction
 from storage.keys import DeviceKey, Milliseconds, Position
@@ -87,8 +88,18 @@ _Of = dict[str, OpenValue]
 class Following:
     """`document`, `open_of` and `given` never wait."""
 
-    def __init__(self, database: Database, router: Router, news: News, clock: Clock, lease: Lease) -> None:
+    def __init__(
+        self,
+        database: Database,
+        router: Router,
+        news: News,
+        clock: Clock,
+        lease: Lease,
+        follower: LogFollower | None = None,
+    ) -> None:
+        """`follower`: publishes the messages that other nodes store, from when a value is open on."""
         self._database = database
+        self._follower = follower
         self._router = router
         self._clock = clock
         self._lease = lease
@@ -105,6 +116,8 @@ class Following:
         self._wakeup = Wakeup()
         news.listen(WANTED, self._changed)
         router.subscribe(MessagesStored, self._messages_stored, FactPhase.STATE)
+        if follower is not None:
+            follower.wants_messages.append(lambda: bool(self._of))
         self.run_forever = Loop(
             self.step, every=_STEP_SECONDS, wakeup=self._wakeup, at_once=True, failure="wanted_not_saved"
         ).run
@@ -148,16 +161,20 @@ class Following:
         new = [one.position for one in records if not _is_same(before.get(one.field), one)]
         self._put(device, records)
         if new:
-            if self._seen > min(new):  # messages came while it was stored
+            # Messages came while it was stored, or may have come to another node.
+            if self._follower is not None or self._seen > min(new):
                 self._looks[device] = min(self._looks.get(device, self._seen), *new)
             self._wakeup.set()
 
     def _put(self, device: DeviceKey, records: Sequence[WantedRecord]) -> None:
+        was_any = bool(self._of)
         before = self._of.pop(device, {})
         of = {record.field: _open(record, before.get(record.field)) for record in records}
         self._number += len(of) - len(before)
         if of:
             self._of[device] = of
+            if self._follower is not None and not was_any:
+                self._follower.on_begin()
         else:
             self._looks.pop(device, None)
         self._next_due = min([self._next_due, *(record.expires_on for record in records)])

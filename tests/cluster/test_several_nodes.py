@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -216,28 +217,51 @@ def is_connected(node: Node, number: int) -> bool:
     return bool(answer.json()["data"]["connected"])
 
 
+def upload_spare(node: Node, folder: Path) -> None:
+    """Give the lights one more field, which may be wanted."""
+    changed: dict[str, Any] = json.loads(json.dumps(LIGHT_MANIFEST))
+    changed["fields"].append({"name": "spare", "valueClass": "Integer", "settable": True})
+    (folder / "light.json").write_text(json.dumps(changed), encoding="utf-8")
+    manifest = json.dumps(str(folder / "light.json"))
+    file = folder / "change.toml"
+    file.write_text(
+        f'[[device_types]]\nid = "{LIGHT_TYPE}"\nunique_name = "example.light"\nname = "Light"\n'
+        f'organization = "Acme"\nmanifest = {manifest}\n',
+        encoding="utf-8",
+    )
+    command_output("provision", file, "--config", node.daemon.config)
+
+
+def send_spare(node: Node, number: int, value: int) -> bool:
+    """Whether the node takes it and knows the field."""
+    body = {"sdid": device_id(number), "type": "message", "data": {"intensity": 2, "spare": value}}
+    sent = httpx.post(f"{node.base}/messages", headers=bearer(device_token(number)), json=body, timeout=30)
+    return "warnings" not in sent.json()["data"] and sent.status_code == 200
+
+
 def test_a_manifest_that_is_uploaded_to_one_node_is_used_by_the_other(nodes: list[Node], tmp_path: Path) -> None:
     a, b = nodes
     with closing(Light(b, 6)) as light:
         assert light.send(1)
-        changed: dict[str, Any] = json.loads(json.dumps(LIGHT_MANIFEST))
-        changed["fields"].append({"name": "spare", "valueClass": "Integer"})
-        (tmp_path / "light.json").write_text(json.dumps(changed), encoding="utf-8")
-        manifest = json.dumps(str(tmp_path / "light.json"))
-        file = tmp_path / "change.toml"
-        file.write_text(
-            f'[[device_types]]\nid = "{LIGHT_TYPE}"\nunique_name = "example.light"\nname = "Light"\n'
-            f'organization = "Acme"\nmanifest = {manifest}\n',
-            encoding="utf-8",
-        )
-        command_output("provision", file, "--config", a.daemon.config)
+        upload_spare(a, tmp_path)
+        wait_until(lambda: send_spare(b, 6, 3), "the other node has the Manifest")
 
-        def knows() -> bool:
-            body = {"sdid": device_id(6), "type": "message", "data": {"intensity": 2, "spare": 3}}
-            sent = httpx.post(f"{b.base}/messages", headers=bearer(device_token(6)), json=body, timeout=30)
-            return "warnings" not in sent.json()["data"] and sent.status_code == 200
 
-        wait_until(knows, "the other node has the Manifest")
+def test_a_wanted_value_is_reached_by_a_message_to_another_node(nodes: list[Node], tmp_path: Path) -> None:
+    """One of the nodes stores what is reached, so each of them gets the message once."""
+    upload_spare(nodes[0], tmp_path)
+    for value, (asked, sent) in enumerate((nodes, nodes[::-1]), start=20):
+        wait_until(partial(send_spare, sent, 6, 3), "the node has the Manifest")
+        path, body = f"/devices/{device_id(6)}/wanted", {"data": {"spare": value}}
+        assert httpx.put(asked.base + path, headers=bearer(USER_TOKEN), json=body, timeout=30).status_code == 200
+        wait_until(partial(spare_is, "waiting", sent, path), "the other node knows it")
+        assert send_spare(sent, 6, value)
+        wait_until(partial(spare_is, "reached", asked, path), "it is reached")
+
+
+def spare_is(state: str, node: Node, path: str) -> bool:
+    found = httpx.get(node.base + path, headers=bearer(USER_TOKEN), timeout=30).raise_for_status().json()
+    return bool(found["data"]["fields"].get("spare", {}).get("state") == state)
 
 
 def test_a_rule_that_is_made_on_one_node_runs_for_messages_to_each(nodes: list[Node]) -> None:
