@@ -1,5 +1,5 @@
-# make run    the demo; everything is installed into .venv. make run STORE=postgresql://USER@HOST/DATABASE keeps its store there,
-#             and NODES=3 beside it serves with three nodes
+# make run    the demo; everything is installed into .venv. make run STORE=postgresql://USER@HOST/DATABASE keeps its store
+#             there; make run NODES=3 serves with three nodes, over a PostgreSQL of its own or STORE
 # make check  for daily use: lint, types, import contracts, and the tests that start no process of their own
 # make test   everything CI checks: the same, and the tests with the real daemon, browsers and other people's programs
 #   Both take ENGINE=postgresql: the same tests over databases of PostgreSQL (Debian's, which they start and end). What
@@ -28,7 +28,7 @@ BIN := $(VENV)/bin
 .PHONY: run lint unit both tests check test again fuzz soak faults cluster bench deb reproduce sbom audit-dependencies lock clean
 .DELETE_ON_ERROR:
 
-run: $(VENV)/.installed $(if $(STORE),$(VENV)/.installed-postgresql)
+run: $(VENV)/.installed $(if $(STORE)$(NODES),$(VENV)/.installed-postgresql)
 	$(BIN)/trunkline demo $(if $(STORE),--store '$(STORE)') $(if $(NODES),--nodes $(NODES))
 
 # Bytecode is kept: without it each daemon that a test starts compiles the product, and each run rewrites every assertion.

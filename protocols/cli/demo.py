@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from config.settings import (
 from config.shown_command import with_state
 from protocols.cli.daemon_failures import failures_reported
 from protocols.cli.demo_nodes import KEY, DemoNode, introduction_of, simulate_over, start_others
+from protocols.cli.demo_services import DemoBalancer, balancer_line, database_in, find_balancer
 from protocols.cli.failures import CommandError
 from protocols.cli.serve import announce
 from protocols.daemon import run_daemon
@@ -102,8 +104,11 @@ _PORT = click.IntRange(0, 65535)
     type=click.IntRange(1, 9),
     default=1,
     show_default=True,
-    help="Serve with several nodes, on this port and the next ones; needs --store postgresql://…",
+    help="Serve with several nodes, on these ports and the next ones, over a PostgreSQL that is started with them "
+    "(or --store), behind HAProxy if it is installed.",
 )
+@click.option("--balancer-port", type=_PORT, default=8090, show_default=True, help="HTTP of HAProxy.")
+@click.option("--balancer-mqtt-port", type=_PORT, default=1893, show_default=True, help="MQTT of HAProxy.")
 @click.option("--show-actions", is_flag=True, help="Print the Actions that the simulated devices receive.")
 @click.pass_context
 def demo(
@@ -115,12 +120,15 @@ def demo(
     coap_port: int,
     lwm2m_port: int,
     number: int,
+    balancer_port: int,
+    balancer_mqtt_port: int,
     show_actions: bool,
 ) -> None:
     """Serve with demo data and simulated devices, on this machine only, and print commands to try."""
     if number > 1:
         ports = {"http": http_port, "mqtt": mqtt_port, "coap": coap_port}
-        _serve_together(ctx, state.expanduser(), store, number, ports, show_actions)
+        at_balancer = {"http": balancer_port, "mqtt": balancer_mqtt_port}
+        _serve_together(ctx, state.expanduser(), store, number, ports, at_balancer, show_actions)
         return
     settings = Settings(
         state_dir=state.expanduser(),
@@ -133,39 +141,60 @@ def demo(
         log=Log(level="warning"),
         storage=Storage(url=store),
     )
-    _serve(settings, (), show_actions)
+    _serve(settings, (), None, show_actions)
 
 
-def _serve(settings: Settings, nodes: Sequence[DemoNode], show_actions: bool) -> None:
+def _serve(settings: Settings, nodes: Sequence[DemoNode], balancer: DemoBalancer | None, show_actions: bool) -> None:
     with_state(settings.state_dir)
     configure_logging(settings.log.level, settings.log.format)
     with failures_reported():
-        trio.run(_run, settings, nodes, show_actions, clock=PausingClock())
+        trio.run(_run, settings, nodes, balancer, show_actions, clock=PausingClock())
 
 
 def _serve_together(
-    ctx: click.Context, state: Path, store: str, number: int, ports: Mapping[str, int], show_actions: bool
+    ctx: click.Context,
+    state: Path,
+    store: str,
+    number: int,
+    ports: Mapping[str, int],
+    at_balancer: Mapping[str, int],
+    show_actions: bool,
 ) -> None:
     """Serve with several nodes, of which this process is the first one."""
-    if store == "sqlite":
-        raise CommandError(
-            "--nodes needs a store that several nodes can share: --store postgresql://USER@HOST/DATABASE, a database"
-            " made by: createdb --template template0 --encoding UTF8 --locale C DATABASE",
-            2,
-        )
     folder, nodes = state.with_name(f"{state.name}-nodes"), list[DemoNode]()
-    for at in range(number):
-        name = chr(ord("a") + at)
-        node = DemoNode(name, folder / f"{name}.toml", folder / name if at else state)
-        taken = {
-            one: _port(ctx, f"{one}_port", port + at if port else 0, kind)
-            for (one, port), kind in zip(ports.items(), _KINDS, strict=True)
-        }
-        node.configure(ports=taken, store=store, operator=_ADMINISTRATOR)
-        nodes.append(node)
-    with failures_reported():
-        settings = load_settings(nodes[0].config)
-    _serve(settings, nodes, show_actions)
+    with ExitStack() as stack:
+        if store == "sqlite":
+            store = stack.enter_context(database_in(state, is_new=not (state / KEY).exists()))
+        for at in range(number):
+            name = chr(ord("a") + at)
+            node = DemoNode(name, folder / f"{name}.toml", folder / name if at else state)
+            taken = {
+                one: _port(ctx, f"{one}_port", port + at if port else 0, kind)
+                for (one, port), kind in zip(ports.items(), _KINDS, strict=True)
+            }
+            node.configure(ports=taken, store=store, operator=_ADMINISTRATOR)
+            nodes.append(node)
+        balancer = None
+        if (program := find_balancer()) is not None:
+            options = ("balancer_port", "balancer_mqtt_port")
+            balancer = DemoBalancer(
+                program,
+                folder / "haproxy.cfg",
+                {
+                    one: Address(_HOST, _port(ctx, option, port) or _free_port())
+                    for option, (one, port) in zip(options, at_balancer.items(), strict=True)
+                },
+            )
+        with failures_reported():
+            settings = load_settings(nodes[0].config)
+        _serve(settings, nodes, balancer, show_actions)
+
+
+def _free_port() -> int:
+    """One that is free now."""
+    with socket.socket() as probe:
+        probe.bind((_HOST, 0))
+        return int(probe.getsockname()[1])
 
 
 def _port(ctx: click.Context, option: str, port: int, kind: socket.SocketKind = socket.SOCK_STREAM) -> int:
@@ -183,7 +212,9 @@ def _port(ctx: click.Context, option: str, port: int, kind: socket.SocketKind = 
     return port
 
 
-async def _run(settings: Settings, nodes: Sequence[DemoNode], show_actions: bool) -> None:
+async def _run(
+    settings: Settings, nodes: Sequence[DemoNode], balancer: DemoBalancer | None, show_actions: bool
+) -> None:
     async with trio.open_nursery() as simulators:
 
         async def ready(services: Services, addresses: Mapping[str, Address]) -> None:
@@ -195,13 +226,18 @@ async def _run(settings: Settings, nodes: Sequence[DemoNode], show_actions: bool
                 await services.device_management.configurations.change(board, with_properties)
             tokens = {device.id: await _device_token(services, device.id) for device in _DEVICES}
             await announce(services, addresses)
-            code = await services.accounts.console.new_code(_ADMINISTRATOR)
-            link = f"http://{addresses['http']}/console/enter?code={code}"
-            stopping = services.core.life.stopping
+            stopping, shown = services.core.life.stopping, addresses
+            about = list[str]()
             if nodes:
                 nodes[0].serves(addresses)
                 await start_others(nodes[1:], settings.state_dir / KEY, stopping, simulators)
-            introduction = _introduction(settings, addresses, report, user_token, tokens, link, introduction_of(nodes))
+                is_balanced = balancer is not None and await simulators.start(_run_until, balancer, nodes, stopping)
+                if balancer is not None and is_balanced:
+                    shown = {**addresses, **balancer.addresses}
+                about = introduction_of(nodes, balancer_line(balancer, is_balanced=is_balanced), shown["http"])
+            code = await services.accounts.console.new_code(_ADMINISTRATOR)
+            link = f"http://{shown['http']}/console/enter?code={code}"
+            introduction = _introduction(settings, shown, report, user_token, tokens, link, about)
             click.echo("\n".join(introduction))
             output = None if show_actions else subprocess.DEVNULL
             for number, device in enumerate(_DEVICES):
@@ -217,6 +253,15 @@ async def _run(settings: Settings, nodes: Sequence[DemoNode], show_actions: bool
 
         await run_daemon(settings, ready=ready)
     click.echo("The demo has stopped; its data is kept.")
+
+
+async def _run_until(
+    balancer: DemoBalancer, nodes: Sequence[DemoNode], stopping: trio.Event, *, task_status: trio.TaskStatus[bool]
+) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(balancer.run, nodes, task_status)
+        await stopping.wait()
+        nursery.cancel_scope.cancel()
 
 
 def _document(user_token: str) -> Mapping[str, Any]:

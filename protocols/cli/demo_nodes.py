@@ -164,8 +164,8 @@ async def simulate_over(
             nursery.cancel_scope.cancel()
 
 
-def introduction_of(nodes: Sequence[DemoNode]) -> list[str]:
-    """The lines about the nodes, and what to look at."""
+def introduction_of(nodes: Sequence[DemoNode], balancer: str, shown: Address) -> list[str]:
+    """The lines about the nodes and the balancer, and what to look at, at the address of both or of a node."""
     lines, title = list[str](), "Nodes"
     for node in nodes:
         if node.addresses:
@@ -173,9 +173,10 @@ def introduction_of(nodes: Sequence[DemoNode]) -> list[str]:
             which = "this one" if node.process is None else f"process {node.process}"
             lines.append(f"  {title:<10}{node.name}: HTTP {http}   MQTT {mqtt}   CoAP {coap}   {which}")
             title = ""
+    lines.append(f"  Balancer  {balancer}")
     other = next((node for node in nodes if node.process is not None), None)
     if other is not None:
-        operator = f"http://{nodes[0].addresses['http']}/operator"
+        operator = f"http://{shown}/operator"
         lines += [
             f"  Look at   {operator}: each node, its work for all, how far it is behind",
             f"            kill -9 {other.process}: its devices go to the others, and its work within 8 s. The chart of",

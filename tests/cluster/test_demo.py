@@ -1,9 +1,12 @@
-"""`trunkline demo --nodes 3`: three nodes, and the simulated devices over all of them, also when one is killed."""
+"""`trunkline demo --nodes 3`: three nodes, a database and a balancer by one command, also when a node is killed."""
 
 import os
 import re
+import shutil
 import signal
+import socket
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -12,63 +15,159 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from config.settings import Address
+from protocols.cli import demo_services
 from protocols.cli.demo_nodes import DemoNode, simulate_over
+from protocols.cli.demo_services import balancer_line, database_in
+from protocols.cli.failures import CommandError
+from tests.browser import LOOKS, Chromium
 from tests.cluster.node import wait_until
-from tests.daemon import DEMO_ON_ANY_PORT, bearer, run_command, start_command
-from tests.postgresql import server
+from tests.daemon import DEMO_ON_ANY_PORT, bearer, start_command
+from tests.e2e.console.measures import measured
+from tests.fork_server import ForkedProcess
+from tests.postgresql import programs
+from tests.programs import require_program
 
 pytestmark = pytest.mark.processes
 
 SIMULATED = [f"{'d0' * 15}0{number}" for number in (1, 2, 3)]
+_BALANCER = ("--balancer-port", "0", "--balancer-mqtt-port", "0")
 
 
-@pytest.fixture
-def url() -> Iterator[str]:
-    postgresql = server()
-    database = postgresql.new_database(template="template0")
-    yield postgresql.url(database)
-    postgresql.drop(database)
+@dataclass
+class Demo:
+    """What runs, and what it has said."""
+
+    process: ForkedProcess
+    said: str
+
+    def found(self, pattern: str) -> str:
+        match = re.search(pattern, self.said)
+        assert match is not None, self.said
+        return match[1]
+
+    @property
+    def nodes(self) -> dict[str, str]:
+        """The addresses of HTTP."""
+        return dict(re.findall(r" (\w): HTTP (\S+) ", self.said))
+
+    def kill(self, node: str) -> None:
+        """And read that it has ended."""
+        numbers = re.findall(rf"(?m)(?: {node}: .*|Node {node} serves: )process (\d+)", self.said)
+        os.kill(int(numbers[-1]), signal.SIGKILL)
+        self.read_to(f"Node {node} has ended (SIGKILL)")
+
+    def read_to(self, words: str) -> None:
+        assert self.process.stdout is not None
+        while words not in (line := self.process.stdout.readline()):
+            assert line, self.said
+            self.said += line
+        self.said += line
+
+    def sent(self, at: str) -> dict[str, str]:
+        """The latest message of each simulated device."""
+        token = self.found(r"\bTOKEN=(\S+)")
+        query = {"sdids": ",".join(SIMULATED)}
+        answer = httpx.get(f"http://{at}/v1.1/messages/last", params=query, headers=bearer(token), timeout=30)
+        newest_first = answer.raise_for_status().json()["data"]
+        return {one["sdid"]: one["mid"] for one in reversed(newest_first)}
 
 
-def test_the_devices_of_a_node_that_is_killed_go_to_the_others(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TRUNKLINE_LIMITS_RATE_LIMITS", "off")
-    state = tmp_path / "state"
-    demo = start_command("demo", "--nodes", "3", "--store", url, "--state", state, *DEMO_ON_ANY_PORT)
-    assert demo.stdout is not None
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
+    programs()
+    require_program("haproxy")
+    state = tmp_path_factory.mktemp("demo") / "state"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRUNKLINE_LIMITS_RATE_LIMITS", "off")
+        process = start_command("demo", "--nodes", "3", "--state", state, *DEMO_ON_ANY_PORT, *_BALANCER)
+    assert isinstance(process, ForkedProcess)
+    found = Demo(process, "")
     try:
-        lines = list[str]()
-        while not (lines and lines[-1].startswith("Console:")):
-            lines.append(demo.stdout.readline())
-            assert lines[-1], lines
-        said = "".join(lines)
-        nodes = dict(re.findall(r" (\w): HTTP (\S+) ", said))
-        assert list(nodes) == ["a", "b", "c"]
-        assert f"drain --config {tmp_path}/state-nodes/b.toml" in said
-        assert "Workshop board" not in said  # LWM2M is not for several nodes
-        token = re.findall(r"\bTOKEN=(\S+)", said)[0]
-
-        def sent() -> dict[str, str]:
-            """The latest message of each device, as the third node has it."""
-            query = {"sdids": ",".join(SIMULATED)}
-            answer = httpx.get(
-                f"http://{nodes['c']}/v1.1/messages/last", params=query, headers=bearer(token), timeout=30
-            )
-            newest_first = answer.raise_for_status().json()["data"]
-            return {one["sdid"]: one["mid"] for one in reversed(newest_first)}
-
-        wait_until(lambda: set(sent()) == set(SIMULATED), "each device has sent")
-        (process,) = re.findall(r"  b: .*process (\d+)", said)
-        os.kill(int(process), signal.SIGKILL)
-        while "Node b has ended (SIGKILL)" not in (line := demo.stdout.readline()):
-            assert line
-        before = sent()
-        wait_until(lambda: all(sent()[one] != before[one] for one in SIMULATED), "each device sends on")
+        found.read_to("Console:  ")
+        yield found
     finally:
-        demo.send_signal(signal.SIGINT)
-        assert demo.wait(timeout=30) == 0
-        demo.stdout.close()
+        process.send_signal(signal.SIGINT)
+        status = process.wait(timeout=30)
+        assert process.stdout is not None
+        process.stdout.close()
+        if data := re.findall(r"Making a database of PostgreSQL in (\S+)\.\n", found.said):
+            assert not (Path(data[0]) / "postmaster.pid").exists(), "it has ended with the demo"
+            shutil.rmtree(data[0])
+            Path(f"{data[0]}.log").unlink(missing_ok=True)
+    assert status == 0
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"http://{balancer_of(found)}/readyz", timeout=5)
+
+
+def balancer_of(demo: Demo) -> str:
+    return demo.found(r"Balancer  HAProxy: HTTP (\S+) ")
+
+
+def test_it_says_where_everything_is(demo: Demo) -> None:
+    assert list(demo.nodes) == ["a", "b", "c"]
+    assert f"Look at   http://{balancer_of(demo)}/operator: " in demo.said
+    assert f"Console   http://{balancer_of(demo)}/console/enter?code=" in demo.said
+    assert f"export URL=http://{balancer_of(demo)} " in demo.said
+    assert "drain --config " in demo.said
+    assert "Workshop board" not in demo.said  # LWM2M is not for several nodes
+
+
+def test_the_chart_goes_on_when_the_node_that_serves_it_is_killed(demo: Demo, window: Chromium) -> None:
+    window.fresh()
+    wait_until(lambda: set(demo.sent(balancer_of(demo))) == set(SIMULATED), "each device has sent")
+    window.open(demo.found(r"Console   (\S+)"))
+
+    held = list[socket.socket]()
+
+    def node_of_page() -> str:
+        """That of its live feed; "": the first one, which is the demo itself. With one more connection there, the
+        balancer prefers another node."""
+        held.append(socket.create_connection(balancer_of(demo).split(":")))  # type: ignore[arg-type] # digits will do
+        window.open(f"http://{balancer_of(demo)}/console/devices/{SIMULATED[2]}")
+        window.until("texts('.chart .latest').some((text) => text.includes('latest'))")
+        of = {name: httpx.get(f"http://{at}/metrics", timeout=30).text for name, at in demo.nodes.items()}
+        return next((name for name in "bc" if "\ntrunkline_feed_subscribers 0" not in of[name]), "")
+
+    node = window.wait(node_of_page)
+    for one in held:
+        one.close()
+    demo.kill(node)
+    for _ in range(2):
+        latest = window.texts(".chart .latest")
+        window.until("texts('.chart .latest').join() !== arguments[0]", ",".join(latest))
+    window.until("document.getElementById('connection').hidden")
+    before = demo.sent(balancer_of(demo))
+    wait_until(lambda: all(mid != before[one] for one, mid in demo.sent(balancer_of(demo)).items()), "all send on")
+
+
+#: The page is told that the last node was heard five seconds ago.
+_SILENT = """
+const real = window.fetch;
+window.fetch = async (...asked) => {
+  const answer = await real(...asked);
+  if (!String(asked[0].url ?? asked[0]).includes("/operator/overview")) return answer;
+  const told = await answer.json();
+  told.data.node.nodes.at(-1).heardSeconds = 5;
+  return new Response(JSON.stringify(told), { status: answer.status, headers: answer.headers });
+};
+"""
+
+
+def test_the_operator_sees_all_nodes_at_any_width(demo: Demo, window: Chromium) -> None:
+    with window.bringing(_SILENT):
+        window.open(f"http://{balancer_of(demo)}/operator")
+    # One that was killed is among them until the others have buried it, and again when it has started again.
+    nodes = "texts('#nodes tbody th').map((name) => name[0]).join()"
+    window.until(f"['a,b,c', 'a,b', 'a,c'].includes({nodes}) && !document.querySelector('[aria-busy]')")
+    assert window.texts("#nodes td[data-label=State]")[-1] == "silent for 5 s"
+    assert any("is silent" in one and "After 8 s the others take its work" in one for one in window.texts(".alarms li"))
+    assert not any("of each node alone" in one for one in window.texts("#doctor tr")), "the box of nodes says it"
+    if folder := os.environ.get("SCREENSHOTS"):
+        for size, dark in LOOKS.values():
+            window.show(size, dark=dark)
+            window.screenshot(Path(folder) / f"nodes-{size[0]}{'.dark' * dark}.png")
+    assert measured(window) == []
+    window.leave()
 
 
 async def test_a_simulated_device_waits_for_a_node_without_asking_again_and_again(tmp_path: Path) -> None:
@@ -92,8 +191,13 @@ async def test_a_simulated_device_waits_for_a_node_without_asking_again_and_agai
     assert sorted(address.port for address in at) == [0, 2]
 
 
-def test_several_nodes_need_a_store_that_they_can_share(tmp_path: Path) -> None:
-    done = run_command("demo", "--nodes", "3", "--state", tmp_path / "state")
-    assert done.returncode == 2
-    assert "--store postgresql://USER@HOST/DATABASE" in done.stderr
-    assert not (tmp_path / "state").exists()
+def test_without_postgresql_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_services, "_programs", lambda: None)
+    with pytest.raises(CommandError, match="apt install postgresql") as caught, database_in(tmp_path, is_new=True):
+        pass
+    assert "--store postgresql://USER@HOST/DATABASE" in str(caught.value)
+    assert caught.value.status == 2
+
+
+def test_without_haproxy_it_says_so() -> None:
+    assert "HAProxy is not installed (apt install haproxy)" in balancer_line(None, is_balanced=False)

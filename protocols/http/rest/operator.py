@@ -80,6 +80,7 @@ class _ServingNode(Shape):
     version: str
     since: Annotated[int, time_ms("When it joined")]
     heard_seconds: Annotated[float, about("How long ago it had renewed its lease when this node looked last")]
+    lease_seconds: Annotated[float, about("A node that is not heard of for so long is given up; it renews four times")]
     is_draining: Annotated[bool, about("It moves its connections to the others, and ends")]
     connections: Annotated[Amount, about("Persistent connections of devices")]
     behind_rows: Annotated[Amount, about("Messages and Actions of the others that it has not published yet")]
@@ -138,6 +139,7 @@ class OperatorsOverview(Shape):
                     "version": "0.1.0",
                     "since": samples.TS,
                     "heardSeconds": 0.8,
+                    "leaseSeconds": 8,
                     "isDraining": False,
                     "connections": 120,
                     "behindRows": 0,
@@ -400,6 +402,7 @@ def _serving(one: NodeSeen) -> _ServingNode:
         version=one.version,
         since=one.since,
         heard_seconds=one.heard_seconds,
+        lease_seconds=report.lease_seconds,
         is_draining=report.is_draining,
         connections=report.connections,
         behind_rows=report.behind_rows,

@@ -211,6 +211,7 @@ async def test_the_overview_has_each_node_that_serves_and_what_nobody_does(
         "version": "1.0",
         "since": 2_000,
         "heardSeconds": 1.9,
+        "leaseSeconds": 8.0,
         "isDraining": True,
         "connections": 7,
         "behindRows": 3,

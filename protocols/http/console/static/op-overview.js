@@ -40,14 +40,17 @@ function alarms(data) {
   return found;
 }
 
-const SILENT_S = 20, BEHIND = 10000, SLOW_S = 0.25, OLD_S = 3600;
+const BEHIND = 10000, SLOW_S = 0.25, OLD_S = 3600;
+
+// A node renews its lease four times before it is over
+const isSilent = (one) => one.leaseSeconds > 0 && one.heardSeconds > one.leaseSeconds / 2;
 
 // Faults of nodes that serve together, and of their database
 function ofNodes(node) {
   if (node === null) return [];
   const found = [], told = (name, text) => found.push([name, text, "#nodes"]);
   for (const one of node.nodes) {
-    if (one.heardSeconds > SILENT_S) told(`Node ${one.name} is silent`, `It was heard ${whole(Math.round(one.heardSeconds))} s ago: look at that machine.`);
+    if (isSilent(one)) told(`Node ${one.name} is silent`, `It was heard ${whole(Math.round(one.heardSeconds))} s ago. After ${shown(one.leaseSeconds)} s the others take its work: look at that machine.`);
     if (one.behindRows > BEHIND || one.behindChanges > BEHIND) told(`Node ${one.name} does not follow the others`, `It is ${whole(one.behindRows)} messages and ${whole(one.behindChanges)} changes behind.`);
     if (one.isDraining) told(`Node ${one.name} drains`, "It moves its connections to the others, and ends.");
   }
@@ -67,7 +70,7 @@ function nodes(node) {
   fill(body.nodes, h("table", { class: "cards" }, h("caption", { class: "unseen" }, "Nodes that serve together"),
     heads("Node", "State", "Since", "Does for all", "Connections#", "Behind", "Commit#"), h("tbody", {}, node.nodes.map((one) => h("tr", {},
       h("th", { scope: "row" }, one.name, one.name === node.name ? " (this one)" : ""),
-      h("td", { "data-label": "State" }, one.isDraining ? badge("drains") : one.heardSeconds > SILENT_S ? badge(`silent for ${whole(Math.round(one.heardSeconds))} s`, "bad") : badge("serves", "good")),
+      h("td", { "data-label": "State" }, one.isDraining ? badge("drains") : isSilent(one) ? badge(`silent for ${whole(Math.round(one.heardSeconds))} s`, "bad") : badge("serves", "good")),
       h("td", { "data-label": "Since" }, h("span", { title: `Trunkline ${one.version}, epoch ${one.epoch}, heard ${shown(one.heardSeconds)} s ago` }, time(one.since)), ` · epoch ${whole(one.epoch)}`),
       h("td", { "data-label": "Does for all" }, one.leases.join(", ") || "–"),
       h("td", { "data-label": "Connections", class: "size" }, whole(one.connections)),
@@ -135,10 +138,13 @@ async function day() {
   for (const { name, read, chart } of curves) chart.show(new Map([[name, data.samples.map((one) => ({ t: one.at, v: read(one) }))]]), [now - 86400000, now], { gap: GAP_MS });
 }
 
+// The box of nodes has it, too
+const isShownAbove = (one) => one.check === "cluster" && one.ok && !body.nodesBox.hidden;
+
 async function examine() {
   const { data } = await get("/operator/doctor");
   examined = data.checks;
-  fill(body.doctor, h("table", { class: "cards" }, h("caption", { class: "unseen" }, "Checks"), h("tbody", {}, data.checks.map((one) => h("tr", {},
+  fill(body.doctor, h("table", { class: "cards" }, h("caption", { class: "unseen" }, "Checks"), h("tbody", {}, data.checks.filter((one) => !isShownAbove(one)).map((one) => h("tr", {},
     h("th", { scope: "row" }, one.check), h("td", {}, badge(one.ok ? "ok" : "to do", one.ok ? "good" : "bad")), h("td", {}, one.text))))));
   if (before) paint(before);
 }
