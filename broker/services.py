@@ -224,11 +224,13 @@ async def _open_rooms(
     trials = await open_trials(core, mail, accounts, device_types, devices)
     export = await open_export(core, mail, accounts, device_types, devices, messages, trials)
     connectors = await open_connectors(core, device_types, devices, limits, messages, third_party)
-    device_management = await open_device_management(core, device_types, devices, limits, messages)
-    scenes = await open_scenes(core, accounts, device_types, devices, messages)
+    device_management = await open_device_management(core, device_types, devices, limits, messages, wanted)
+    scenes = await open_scenes(core, accounts, device_types, devices, messages, wanted)
     models = await open_models(core, accounts, devices, learner)
     reason = device_management.resources.reason
-    rules = await open_rules(core, mail, accounts, device_types, devices, messages, rule_requests, models, reason)
+    rules = await open_rules(
+        core, mail, accounts, device_types, devices, messages, rule_requests, models, reason, wanted
+    )
     subscriptions = await open_subscriptions(core, mail, accounts, device_types, devices, messages, callbacks, streams)
     home_assistant = await open_home_assistant(core, devices, messages, topics)
     leaving = await open_leaving(core, mail, accounts, devices, messages, export)

@@ -87,12 +87,13 @@ class WantedStore(Store):
         found = self._db.execute("DELETE FROM wanted WHERE device = :device RETURNING field", {"device": device})
         return bool(list(found))
 
-    def sent(self, device: DeviceKey, upto: int, *, now_ms: int) -> bool:
-        """The device was given what is wanted up to this revision; return whether that is new."""
+    def sent(self, device: DeviceKey, upto: int, *, now_ms: int, field: str | None = None) -> bool:
+        """The device was given the values, or that of a field, up to this revision; return whether that is new."""
+        of_field = "" if field is None else " AND field = :field"
         found = self._db.execute(
-            "UPDATE wanted SET state = 'sent', sent_on = :now WHERE device = :device AND state = 'waiting'"
-            " AND revision <= :upto RETURNING field",
-            {"device": device, "upto": upto, "now": now_ms},
+            "UPDATE wanted SET state = 'sent', sent_on = :now WHERE device = :device AND state = 'waiting'"  # noqa: S608 - constants
+            f" AND revision <= :upto{of_field} RETURNING field",
+            {"device": device, "upto": upto, "now": now_ms, **({} if field is None else {"field": field})},
         )
         return bool(list(found))
 

@@ -22,6 +22,7 @@ PLACES: Final[Mapping[str, tuple[str, ...]]] = {
         "FactLog.follow_forever _told_messages_only",
         "NodeMembership._give_away _stays_until",
         "FailedAgain._step _stored",
+        "Following._read_on _read",
         "Following._save _saved",
         "Following._save _saved_at",
         "Following._sweep _swept_at",

@@ -43,6 +43,7 @@ from broker.device_management.states import (
     put_back,
 )
 from broker.device_management.timers import Timers
+from broker.device_management.wanted_writes import WantedWrites
 from broker.devices.presence import Presence
 from broker.devices.registry import Device
 from broker.facts import DeviceDeleted, FactPhase, TaskProgressed
@@ -84,6 +85,7 @@ class ManagementEngine:
         reports: Reports,
         operations: Operations,
         actions: DeviceActions,
+        wanted: WantedWrites,
     ) -> None:
         self._database, self._clock = core.database, core.clock
         self._presence = presence
@@ -91,6 +93,7 @@ class ManagementEngine:
         self._properties = properties
         self._reports = reports
         self._actions = actions
+        self._wanted = wanted
         self._timers = Timers(core.clock.now_ms)  # schedules and expiries, which people name
         self._waits = Timers(core.clock.steady_ms)  # durations, which changes of the wall clock do not affect
         self.work = DeviceWork(
@@ -121,10 +124,12 @@ class ManagementEngine:
         if not session.is_over:
             self.work.connected(session)
             self._actions.connected(session)
+            self._wanted.connected(session)
 
     def ended(self, session: ManagedSession) -> None:
         self.work.disconnected(session)
         self._actions.disconnected(session)
+        self._wanted.disconnected(session)
 
     async def receive_values(self, device: Device, readings: Readings, *, is_read: bool = False) -> None:
         is_kept = (await self._configurations.of(device.type)).device_properties_enabled

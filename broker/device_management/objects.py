@@ -259,6 +259,8 @@ class ObjectMap:
             return None
         if "R" not in described.operations:
             return f"{address_text(path)} cannot be read"
+        if field.settable and ("W" not in described.operations or described.is_multiple):
+            return f"{address_text(path)} cannot be written, so the field is not settable"
         if described.is_multiple and not field.is_collection:
             return f"{address_text(path)} has several values, so isCollection must be true"
         classes = _CLASSES[described.type]

@@ -21,10 +21,12 @@ from broker.device_management.registry import shipped_models
 from broker.device_management.reports import Reports
 from broker.device_management.tasks import Tasks
 from broker.device_management.waiting import Waiting
+from broker.device_management.wanted_writes import WantedWrites
 from broker.device_types.room import DeviceTypesRoom
 from broker.devices.room import DevicesRoom
 from broker.limits.room import LimitsRoom
 from broker.messages.room import MessagesRoom
+from broker.wanted.wanted import Wanted
 
 _log = structlog.get_logger(__name__)
 
@@ -44,7 +46,12 @@ class DeviceManagementRoom(msgspec.Struct, frozen=True):
 
 
 async def open_device_management(
-    core: Core, device_types: DeviceTypesRoom, devices: DevicesRoom, limits: LimitsRoom, messages: MessagesRoom
+    core: Core,
+    device_types: DeviceTypesRoom,
+    devices: DevicesRoom,
+    limits: LimitsRoom,
+    messages: MessagesRoom,
+    wanted: Wanted,
 ) -> DeviceManagementRoom:
     database, clock, settings = core.database, core.clock, core.settings.device_management
     objects = ObjectMap([*_models(core), *shipped_models()])
@@ -58,7 +65,9 @@ async def open_device_management(
     operations = Operations(objects, properties, reports)
     actions = DeviceActions(core, devices.registry, objects, messages.history, limits.charged)
     core.life.worker("device actions", actions.run_forever, save=actions.save, statistics=actions.statistics)
-    engine = ManagementEngine(core, devices.presence, configurations, properties, reports, operations, actions)
+    writes = WantedWrites(core, wanted, objects)
+    core.life.worker("wanted writes", writes.run_forever, statistics=writes.statistics)
+    engine = ManagementEngine(core, devices.presence, configurations, properties, reports, operations, actions, writes)
     core.life.worker(
         "tasks",
         engine.run_forever,

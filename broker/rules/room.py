@@ -32,6 +32,7 @@ from broker.rules.running.models import ConditionModels
 from broker.rules.running.names import NameResolver
 from broker.rules.sending.requests import RequestQueue, RuleRequests
 from broker.rules.sending.sender import RuleSender, TrialRuns
+from broker.wanted.wanted import Wanted
 from storage.outages import Outage
 from storage.sql import StoreError
 
@@ -68,6 +69,7 @@ async def open_rules(
     requests: RuleRequests | None,
     of_models: ModelsRoom,
     reason: Callable[[Device, str], str],
+    wanted: Wanted,
 ) -> RulesRoom:
     """Open rules. Without `requests`, HTTP requests of rules stay in the queue. `reason` says why no value of a field
     comes; empty when nothing is known."""
@@ -77,7 +79,7 @@ async def open_rules(
     index, loops = RuleIndex(devices.registry), LoopGuard()
     queue = RequestQueue(database, lease, clock, core.knock(LeaseName.RULES, "rule requests"))
     evaluator = Evaluator(database, devices.registry, index, models, loops)
-    sending = RuleSender(database, devices.registry, device_types.catalog, messages.ingest, mails, queue, loops)
+    sending = RuleSender(database, devices.registry, device_types.catalog, messages.ingest, mails, queue, loops, wanted)
     engine = RuleEngine(
         database, lease, clock, router, core.news, index, evaluator, sending, queue, core.peers, messages.follower
     )

@@ -22,7 +22,14 @@ from broker.errors import (
     invalid,
     too_long,
 )
-from config.limits import MAX_DATA_BYTES, SCENE_ACTIONS_MAX
+from broker.wanted.values import NOT_SETTABLE
+from config.limits import (
+    MAX_DATA_BYTES,
+    SCENE_ACTIONS_MAX,
+    WANTED_FIELDS_MAX,
+    WANTED_SECONDS,
+    WANTED_SECONDS_MAX,
+)
 from storage.database import Transaction
 from storage.keys import UserKey
 
@@ -37,17 +44,21 @@ _encode = msgspec.json.Encoder().encode
 
 class SceneAction(msgspec.Struct, frozen=True):
     """One Action. It goes to the device with the id `device`, or to all of the user's devices of the type `every`, an
-    id or a unique name; the other of the two is empty. `parameters` has plain values."""
+    id or a unique name; the other of the two is empty. `parameters` has plain values: of the Action `name`, or,
+    with `wanted_seconds`, the values that are wanted of the device for that time."""
 
     path: str
     device: str
     every: str
     name: str
     parameters: Mapping[str, Any]
+    wanted_seconds: int = 0
 
     @property
     def data(self) -> bytes:
-        """The data of the Action message (reference 9.1)."""
+        """The data of the Action message (reference 9.1), or the wanted values (9.10)."""
+        if self.wanted_seconds:
+            return _encode(self.parameters)
         return _encode({"actions": [{"name": self.name, "parameters": self.parameters}]})
 
 
@@ -83,6 +94,8 @@ def _read(path: str, given: object, findings: list[Finding]) -> SceneAction | No
             findings.append(Finding(f"{path}.ddid.selector", (invalid(f"must be {EVERY}"),)))
     else:
         device = _text(f"{path}.ddid", destination, findings)
+    if given.get("want") is not None:
+        return _read_want(path, given, device, every, findings, before)
     name = _text(f"{path}.action", given.get("action"), findings)
     parameters = given.get("parameters")
     if not isinstance(parameters, dict | None):
@@ -92,6 +105,28 @@ def _read(path: str, given: object, findings: list[Finding]) -> SceneAction | No
     action = SceneAction(path, device, every, name, values)
     if len(findings) == before and len(action.data) > MAX_DATA_BYTES:
         findings.append(Finding(f"{path}.parameters", (too_long(MAX_DATA_BYTES),)))
+    return action if len(findings) == before else None
+
+
+def _read_want(
+    path: str, given: dict[str, Any], device: str, every: str, findings: list[Finding], before: int
+) -> SceneAction | None:
+    """Values that are wanted of the device."""
+    others = [member for member in ("action", "parameters") if given.get(member) is not None]
+    findings += [Finding(f"{path}.{member}", (invalid("an entry with want has none"),)) for member in others]
+    wanted = given["want"]
+    if not isinstance(wanted, dict) or not 1 <= len(wanted) <= WANTED_FIELDS_MAX:
+        findings.append(Finding(f"{path}.want", (invalid(f"must be an object of 1 to {WANTED_FIELDS_MAX} fields"),)))
+        return None
+    values = {key: _value(f"{path}.want.{key}", one, findings) for key, one in wanted.items()}
+    seconds = given.get("expiresAfter", WANTED_SECONDS)
+    if isinstance(seconds, bool) or not isinstance(seconds, int) or not 1 <= seconds <= WANTED_SECONDS_MAX:
+        text = invalid(f"must be a number from 1 to {WANTED_SECONDS_MAX}")
+        findings.append(Finding(f"{path}.expiresAfter", (text,)))
+        return None
+    action = SceneAction(path, device, every, "", values, seconds)
+    if len(findings) == before and len(action.data) > MAX_DATA_BYTES:
+        findings.append(Finding(f"{path}.want", (too_long(MAX_DATA_BYTES),)))
     return action if len(findings) == before else None
 
 
@@ -143,6 +178,10 @@ def _judge(user: UserKey, action: SceneAction, named: NamedObjects) -> Iterator[
 
 
 def _judge_action(action: SceneAction, manifest: Manifest) -> Iterator[Finding]:
+    if action.wanted_seconds:
+        for name, value in action.parameters.items():
+            yield from _judge_member(f"{action.path}.want.{name}", name, value, manifest.fields, is_wanted=True)
+        return
     declared = next((one for one in manifest.actions if one.name == action.name), None)
     if declared is None:
         yield Finding(f"{action.path}.action", (f'Action "{action.name}" does not exist',))
@@ -155,7 +194,9 @@ def _judge_parameters(path: str, action: SceneAction, declared: DeclaredAction) 
         yield from _judge_member(f"{path}.{name}", name, value, declared.parameters)
 
 
-def _judge_member(path: str, name: str, value: object, fields: Iterable[Field]) -> Iterator[Finding]:
+def _judge_member(
+    path: str, name: str, value: object, fields: Iterable[Field], *, is_wanted: bool = False
+) -> Iterator[Finding]:
     field = next((one for one in fields if one.name == name), None)
     if field is None:
         yield Finding(path, (f'Field "{name}" does not exist',))
@@ -164,7 +205,9 @@ def _judge_member(path: str, name: str, value: object, fields: Iterable[Field]) 
             yield Finding(f"{path}.value", (invalid("must be an object"),))
             return
         for member, inner in value.items():
-            yield from _judge_member(f"{path}.value.{member}", member, inner, field.children)
+            yield from _judge_member(f"{path}.value.{member}", member, inner, field.children, is_wanted=is_wanted)
+    elif is_wanted and not field.settable:
+        yield Finding(path, (NOT_SETTABLE,))
     elif field.is_collection:
         items = value if isinstance(value, list) else [None]
         if problem := next((found for one in items if (found := _problem(one, field.value_class))), ""):

@@ -12,6 +12,7 @@ from broker.scenes.actions import Resolver
 from broker.scenes.invalidation import Invalidation
 from broker.scenes.scenes import Scenes
 from broker.scenes.sending import SceneSender
+from broker.wanted.wanted import Wanted
 
 
 class ScenesRoom(msgspec.Struct, frozen=True):
@@ -19,7 +20,12 @@ class ScenesRoom(msgspec.Struct, frozen=True):
 
 
 async def open_scenes(
-    core: Core, accounts: AccountsRoom, device_types: DeviceTypesRoom, devices: DevicesRoom, messages: MessagesRoom
+    core: Core,
+    accounts: AccountsRoom,
+    device_types: DeviceTypesRoom,
+    devices: DevicesRoom,
+    messages: MessagesRoom,
+    wanted: Wanted,
 ) -> ScenesRoom:
     scenes = Scenes(
         core.database,
@@ -27,7 +33,7 @@ async def open_scenes(
         accounts.users,
         accounts.permissions,
         Resolver(devices.registry, device_types.catalog),
-        SceneSender(core.database, devices.registry, messages.ingest),
+        SceneSender(core.database, devices.registry, messages.ingest, wanted),
     )
     accounts.claims.ends("Scenes", scenes.end_all_of)
     accounts.application_ends.ends("scene", scenes.end_all_of_application)

@@ -212,7 +212,8 @@ class Scenes:
 
         Raises SceneInvalid, DestinationDeviceDisabled, and what a quota refuses with.
         """
-        await self._sender.send(scene.record.user, scene.actions, scene.named, scene.findings)
+        author = f"scene {scene.record.id}"
+        await self._sender.send(scene.record.user, scene.actions, scene.named, scene.findings, author=author)
 
     # Checks
 

@@ -38,6 +38,8 @@ _ENDS_AT_ONCE: Final = 500
 _KEPT_MS: Final = 7 * 86_400_000
 _SWEEP_SECONDS: Final = 600.0
 _SWEPT: Final = 1_000
+_FEW_DEVICES: Final = 200  # the messages of more are found by reading all
+_READ_ROWS: Final = 2_000
 _NEVER: Final = Milliseconds(2**62)
 _decode_value: Final = msgspec.json.Decoder().decode
 
@@ -97,9 +99,8 @@ class Following:
         lease: Lease,
         follower: LogFollower | None = None,
     ) -> None:
-        """`follower`: publishes the messages that other nodes store, from when a value is open on."""
+        """`follower`: other nodes store messages, too; the node with the lease reads these from the log."""
         self._database = database
-        self._follower = follower
         self._router = router
         self._clock = clock
         self._lease = lease
@@ -114,10 +115,12 @@ class Following:
         self._saved_at = self._swept_at = -_SWEEP_SECONDS
         self._number = self._reached = self._expired = self._times_given = 0
         self._wakeup = Wakeup()
+        self._follower = follower
+        self._read: Position | None = None  # up to where messages of other nodes were compared
+        if follower is not None:
+            follower.tell_reader(self._reads, self._wakeup.set)
         news.listen(WANTED, self._changed)
         router.subscribe(MessagesStored, self._messages_stored, FactPhase.STATE)
-        if follower is not None:
-            follower.wants_messages.append(lambda: bool(self._of))
         self.run_forever = Loop(
             self.step, every=_STEP_SECONDS, wakeup=self._wakeup, at_once=True, failure="wanted_not_saved"
         ).run
@@ -161,9 +164,8 @@ class Following:
         new = [one.position for one in records if not _is_same(before.get(one.field), one)]
         self._put(device, records)
         if new:
-            # Messages came while it was stored, or may have come to another node.
-            if self._follower is not None or self._seen > min(new):
-                self._looks[device] = min(self._looks.get(device, self._seen), *new)
+            if self._follower is not None or self._seen > min(new):  # messages came while it was stored
+                self._looks[device] = min(self._looks.get(device, new[0]), *new)
             self._wakeup.set()
 
     def _put(self, device: DeviceKey, records: Sequence[WantedRecord]) -> None:
@@ -223,7 +225,10 @@ class Following:
         # Ends that are stored, here or by another node, are open no more.
         self._ended = deque(one for one in self._ended if self._is_open(one))
         if not self._lease.is_held:
+            self._read = None
             return False
+        if self._follower is not None and self._of:
+            await self._read_on()
         goes_on = await self._store_ends()
         goes_on |= await self._expire()
         await self._save()
@@ -241,6 +246,24 @@ class Following:
         finally:
             for device, position in looks.items():
                 self._looks[device] = min(position, self._looks.get(device, position))
+
+    def _reads(self) -> bool:
+        return self._lease.is_held and bool(self._of)
+
+    async def _read_on(self) -> None:
+        """Compare the messages of other nodes."""
+        if self._read is None:
+            self._read = await self._database.read(lambda tx: tx.wanted.position())
+        if len(self._of) <= _FEW_DEVICES:
+            rows, upto = await self._database.read(partial(_after_all, tuple(self._of), self._read))
+            self._compare(rows)
+            self._read = max(self._read, upto)
+            return
+        while rows := await self._database.read(partial(_next, self._read)):
+            self._compare(rows)
+            self._read = rows[-1].position
+            if len(rows) < _READ_ROWS:
+                break
 
     async def _note_given(self) -> None:
         given, now_ms = dict(self._given), self._clock.now_ms()
@@ -294,7 +317,7 @@ class Following:
         now = trio.current_time()
         if not self._of or now - self._saved_at < _SAVE_SECONDS or self._looks or self._ended:
             return
-        position, self._earlier = self._earlier, self._seen
+        position, self._earlier = self._earlier, self._seen if self._read is None else self._read
         if position > self._saved:
             await self._database.write_own(self._lease, lambda tx: tx.wanted.note_position(position))
             self._saved = position
@@ -310,6 +333,17 @@ class Following:
 
     def statistics(self) -> WantedStatistics:
         return WantedStatistics(len(self._of), self._number, self._reached, self._expired, self._times_given)
+
+
+def _after_all(
+    devices: Sequence[DeviceKey], position: Position, tx: Transaction
+) -> tuple[Sequence[MessageRow], Position]:
+    upto = tx.messages.last_position()
+    return tx.message_searches.after_of(devices, position), upto
+
+
+def _next(position: Position, tx: Transaction) -> Sequence[MessageRow]:
+    return tx.messages.after(position, limit=_READ_ROWS)
 
 
 def _after(device: DeviceKey, position: Position, tx: Transaction) -> Sequence[MessageRow]:

@@ -8,8 +8,9 @@ from broker.wanted.wanted import Wanted
 
 
 async def open_wanted(core: Core, messages: MessagesRoom) -> Wanted:
-    lease = core.leases.of(LeaseName.UPKEEP)
-    following = Following(core.database, core.router, core.news, core.clock, lease, messages.follower)
+    following = Following(
+        core.database, core.router, core.news, core.clock, core.leases.of(LeaseName.UPKEEP), messages.follower
+    )
     await following.resume()
     core.life.worker("wanted", following.run_forever, statistics=following.statistics)
     return Wanted(core.database, core.clock, messages.snapshots, following)

@@ -55,6 +55,8 @@ class Wish(msgspec.Struct, frozen=True):
     expires_after: int
     author: str
     before: Before
+    #: The audit log has an entry.
+    is_noted: bool = True
 
 
 class WantedField(msgspec.Struct, frozen=True):
@@ -162,8 +164,8 @@ class Wanted:
         tx.wanted.put(after[path] for path, one in wish.values.items() if one is not None)
         tx.tell(WANTED, device)
         if changed:
-            event = AuditEvent.WANTED_SET
-            note(tx, event, f"device {known.id}", now_ms=now_ms, actor=wish.author, fields=",".join(sorted(changed)))
+            if wish.is_noted:
+                note(tx, AuditEvent.WANTED_SET, f"device {known.id}", now_ms=now_ms, fields=",".join(sorted(changed)))
             tell(tx, device, "changed", changed, application_id, now_ms)
         end_in(tx, reached, now_ms)
 
@@ -179,6 +181,16 @@ class Wanted:
             note(tx, AuditEvent.WANTED_WITHDRAWN, f"device {device.id}", now_ms=now_ms, fields=",".join(open_))
             if open_:
                 tell(tx, device.key, "changed", open_, application_id, now_ms)
+
+        await self._database.write(work)
+
+    async def written(self, device: DeviceKey, one: OpenValue) -> None:
+        """The device has taken the value."""
+        record, now_ms = one.record, self._clock.now_ms()
+
+        def work(tx: Transaction) -> None:
+            if tx.wanted.sent(device, record.revision, now_ms=now_ms, field=record.field):
+                tx.tell(WANTED, device)
 
         await self._database.write(work)
 

@@ -7,7 +7,7 @@ import msgspec
 
 from broker.rules.explaining.replay import Triggered
 from broker.rules.explaining.why import Why
-from broker.rules.language.actions import CallHttp, Outgoing, SendAction, SendMail
+from broker.rules.language.actions import CallHttp, Outgoing, SendAction, SendMail, WantValues
 from protocols.control.lines import Explained, ExplainedCondition, ExplainedTime, ReplayedTime, ReplayedTrigger
 from protocols.control.naming import named
 from protocols.control.rooms import ControlRooms
@@ -71,6 +71,9 @@ async def _line(rooms: ControlRooms, sent: Outgoing) -> str:
         case SendAction():
             parameters = msgspec.json.encode(sent.parameters).decode()
             return f"{sent.name} {parameters} to {await rooms.devices.registry.id_of(sent.device)}"
+        case WantValues():
+            values = msgspec.json.encode(sent.values).decode()
+            return f"{values} wanted of {await rooms.devices.registry.id_of(sent.device)}"
         case CallHttp():
             return f"{sent.method} {sent.url}"
         case SendMail():

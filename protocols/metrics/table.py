@@ -38,6 +38,7 @@ _ROLLUPS: Final = "The part of rollups; an estimate."
 _TASKS: Final = "Device tasks that ended, by how."
 _LWM2M_ACTIONS: Final = "Actions that were operations on an LWM2M device, by their end."
 _WANTED: Final = "Wanted values that have ended, by how."
+_WANTED_WRITES: Final = "Wanted values that were written to LWM2M devices, by the answer."
 _ENDPOINT: Final[Part] = {
     "sessions": _now("coap_sessions", "Peers that CoAP keeps in memory."),
     "strangers": _now("coap_strangers", "CoAP peers without a request that had a valid device token."),
@@ -279,6 +280,11 @@ BROKER: Final[Mapping[str, Part]] = {
         "reached": _total("wanted_ended", _WANTED, end="reached"),
         "expired": _total("wanted_ended", _WANTED, end="expired"),
         "given": _total("wanted_given", "Times that devices were given new wanted values."),
+    },
+    "wanted writes": {
+        "writing": _now("wanted_writes_under_way", "LWM2M devices to which wanted values are written now."),
+        "written": _total("wanted_writes", _WANTED_WRITES, end="written"),
+        "refused": _total("wanted_writes", _WANTED_WRITES, end="refused"),
     },
     "device actions": {
         "waiting": _now("lwm2m_actions_waiting", "Actions that wait for an LWM2M device."),

@@ -29,6 +29,8 @@ from broker.rules.language.actions import (
 from broker.rules.language.body_reader import OF_ANOTHER_KIND, BodyReader, RuleSource, no_field
 from broker.rules.language.conditions import Choice
 from broker.rules.language.values import NUMERIC_TEXT, Constant, NestedValue, ValueKind, kind_of_items
+from broker.wanted.values import NOT_SETTABLE
+from config.limits import WANTED_FIELDS_MAX, WANTED_SECONDS, WANTED_SECONDS_MAX
 
 _CHOICES: Final = MappingProxyType({"matched": Choice.MATCHED, "every": Choice.EVERY})
 _COMPOUND_NESTED_MAX: Final = 10
@@ -50,6 +52,8 @@ class ActionParser:
         if not isinstance(entry, Mapping):
             self._reader.refuse(path, invalid("must be an object"))
             return None
+        if entry.get("want") is not None:
+            return self._want(entry, path, index)
         name = self._reader.required_text(entry.get("action"), f"{path}.action")
         parameters = entry.get("parameters")
         if parameters is not None and not isinstance(parameters, Mapping):
@@ -66,6 +70,52 @@ class ActionParser:
             self._reader.refuse(f"{path}.action", f'Action "{name}" does not exist')
             return None
         return self._for_devices(declared, given, f"{path}.parameters", index, source)
+
+    def _want(self, entry: JsonObject, path: str, index: int) -> ThenAction | None:
+        """Values that are wanted of devices: fields of the Manifest in the place of parameters."""
+        given = entry.get("want")
+        for member in ("action", "parameters"):
+            if entry.get(member) is not None:
+                self._reader.refuse(f"{path}.{member}", invalid("an entry with want has none"))
+        if not isinstance(given, Mapping) or not 1 <= len(given) <= WANTED_FIELDS_MAX:
+            self._reader.refuse(f"{path}.want", invalid(f"must be an object of 1 to {WANTED_FIELDS_MAX} fields"))
+            return None
+        seconds = entry.get("expiresAfter", WANTED_SECONDS)
+        if isinstance(seconds, bool) or not isinstance(seconds, int) or not 1 <= seconds <= WANTED_SECONDS_MAX:
+            self._reader.refuse(f"{path}.expiresAfter", invalid(f"must be a number from 1 to {WANTED_SECONDS_MAX}"))
+            return None
+        source = self._reader.source(entry.get("ddid"), f"{path}.ddid", selectors=_CHOICES.keys())
+        if source is None:
+            return None
+        fields, values = {field.name: field for field in source.manifest.fields}, {}
+        for name, value in given.items():
+            at = f"{path}.want.{name}"
+            if (field := fields.get(name)) is None:
+                self._reader.refuse(at, no_field(name))
+            elif self._is_settable(field, value, at) and (parameter := self._parameter(value, at, field)) is not None:
+                values[intern(name)] = parameter
+        return ThenAction(
+            index,
+            "want",
+            values or _NO_PARAMETERS,
+            device=source.device or None,
+            device_type=source.device_type,
+            choice=_CHOICES.get(source.selector),
+            wanted_seconds=seconds,
+        )
+
+    def _is_settable(self, field: Field, value: object, path: str) -> bool:
+        if not field.is_group:
+            if not field.settable:
+                self._reader.refuse(path, NOT_SETTABLE)
+            return field.settable
+        content = value.get("value") if isinstance(value, Mapping) else None
+        children = {child.name: child for child in field.children}
+        inner = content.items() if isinstance(content, Mapping) else ()
+        found = [
+            self._is_settable(children[name], one, f"{path}.value.{name}") for name, one in inner if name in children
+        ]
+        return all(found)
 
     def _for_devices(
         self, declared: DeclaredAction, given: JsonObject, path: str, index: int, source: RuleSource

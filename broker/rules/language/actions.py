@@ -25,6 +25,15 @@ class SendAction(msgspec.Struct, frozen=True):
     parameters: Mapping[str, NestedValue]
 
 
+class WantValues(msgspec.Struct, frozen=True):
+    """Values that are wanted of a device for some seconds (reference 9.10)."""
+
+    index: int
+    device: DeviceKey
+    values: Mapping[str, NestedValue]
+    expires_after: int
+
+
 class CallHttp(msgspec.Struct, frozen=True):
     """`httpRequest`. `url` is checked for its form only: the sender refuses private addresses (reference 11.2)."""
 
@@ -51,7 +60,7 @@ class NotSent(msgspec.Struct, frozen=True):
     reason: str
 
 
-Outgoing = SendAction | CallHttp | SendMail | NotSent
+Outgoing = SendAction | WantValues | CallHttp | SendMail | NotSent
 
 
 class UnfitValueError(Exception):
@@ -134,6 +143,8 @@ class ThenAction(msgspec.Struct, frozen=True):
     device: DeviceKey | None = None
     device_type: DeviceTypeKey | None = None
     choice: Choice | None = None
+    #: The parameters are values that are wanted for this time; 0: they are those of an Action.
+    wanted_seconds: int = 0
 
     @property
     def is_static(self) -> bool:
@@ -159,7 +170,10 @@ class ThenAction(msgspec.Struct, frozen=True):
             yield special
             return
         for device in self._destinations(view, bound, owner):
-            yield SendAction(self.index, device, self.name, values)
+            if self.wanted_seconds:
+                yield WantValues(self.index, device, values, self.wanted_seconds)
+            else:
+                yield SendAction(self.index, device, self.name, values)
 
     def _destinations(self, view: View, bound: Bound, owner: UserKey) -> Collection[DeviceKey]:
         if self.device is not None:

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from broker.changes import Changes
 from broker.devices.registry import Devices
 from broker.messages.decoding import flat
-from broker.rules.language.actions import NotSent, Outgoing, SendAction
+from broker.rules.language.actions import NotSent, Outgoing, SendAction, WantValues
 from broker.rules.language.evaluation import NOTHING, Outcome, RuleMatch, TimerKey
 from broker.rules.language.values import CurrentMessage
 from broker.rules.running.guards import NO_CAUSES, ActionBudget, Causes, CostGuard, LoopGuard
@@ -423,7 +423,7 @@ class Evaluator:
                 found = outgoing()
             except Exception as error:  # noqa: BLE001 - handled in `_retry`
                 found = await self._retry(error, running, view, outgoing, ())
-            self._budget.spend(running.owner, sum(isinstance(one, SendAction) for one in found))
+            self._budget.spend(running.owner, sum(isinstance(one, SendAction | WantValues) for one in found))
         running.triggered += 1
         running.last_on = view.now_ms
         self.pending.changed.add(running.key)

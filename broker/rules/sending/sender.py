@@ -18,13 +18,15 @@ from broker.devices.registry import Device, Devices
 from broker.errors import DeviceNotFound, DomainError, ValidationFailed
 from broker.mail import Letter, Mails, RuleMail, RuleStopped
 from broker.messages.ingest import Ingest
-from broker.rules.language.actions import CallHttp, NotSent, Outgoing, SendAction, SendMail
+from broker.rules.language.actions import CallHttp, NotSent, Outgoing, SendAction, SendMail, WantValues
 from broker.rules.language.evaluation import RuleMatch
 from broker.rules.language.rule import CompiledRule
 from broker.rules.running.guards import NO_CAUSES, Causes, LoopGuard
 from broker.rules.running.index import RunningRule, acting
 from broker.rules.running.last_values import StateView, members_of
 from broker.rules.sending.requests import HttpContent, RequestQueue
+from broker.wanted.values import read_wanted
+from broker.wanted.wanted import Before, Wanted, Wish
 from storage.database import Database, Transaction
 from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, UserKey
 from storage.rules import RuleProblem, RuleRecord
@@ -68,6 +70,7 @@ class FiringBatch:
     requests: list[tuple[FiringProblem, HttpContent]] = field(default_factory=list)
     problems: list[FiringProblem] = field(default_factory=list)
     stops: list[tuple[Stop, Letter | None]] = field(default_factory=list)
+    wishes: list[tuple[Firing, str, Wish]] = field(default_factory=list)
     actions: int = 0
 
 
@@ -77,6 +80,8 @@ class Addressees(msgspec.Struct, frozen=True):
     devices: Mapping[DeviceKey, Device | None]
     types: Mapping[DeviceTypeKey, DeviceType]
     mails: Mapping[UserKey, str]
+    #: The reports of the devices of which values are to be wanted.
+    reported: Mapping[DeviceKey, Before]
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -88,27 +93,32 @@ class RuleSender:
     _mails: Mails
     _requests: RequestQueue
     _loops: LoopGuard
+    _wanted: Wanted
 
     async def addressees(self, firings: Iterable[Firing], stops: Iterable[Stop]) -> Addressees:
         """Look up the receivers and contents."""
         owners = {stop.running.owner for stop in stops}
         keys: set[DeviceKey] = set()
         type_keys: set[DeviceTypeKey] = set()
+        wanted: set[DeviceKey] = set()
         for firing in firings:
             keys |= firing.running.reads
             type_keys |= firing.running.type_reads
             if firing.device is not None:
                 keys.add(firing.device)
             for one in firing.outgoing:
-                if isinstance(one, SendAction):
+                if isinstance(one, SendAction | WantValues):
                     keys.add(one.device)
+                    if isinstance(one, WantValues):
+                        wanted.add(one.device)
                 elif isinstance(one, SendMail) and not one.to:
                     owners.add(firing.running.owner)
         devices = {key: self._devices.get_nowait(key) or await self._device(key) for key in keys}
         types = {key: await self._types.get(key) for key in type_keys}
         mails = {} if not owners else await self._database.read(lambda tx: _mail_addresses(tx, owners))
+        reported = {key: await self._wanted.before(key) for key in wanted}
         await self._ingest.wait_room()
-        return Addressees(devices, types, mails)
+        return Addressees(devices, types, mails, reported)
 
     async def _device(self, key: DeviceKey) -> Device | None:
         try:
@@ -131,11 +141,8 @@ class RuleSender:
             for one in firing.outgoing:
                 try:
                     self._send(firing, one, known, batch)
-                except ValidationFailed as error:
-                    texts = (f"{finding.field}: {', '.join(finding.messages)}" for finding in error.findings)
-                    batch.problems.append(_problem(firing, f"rule.then.{one.index}", "; ".join(texts)))
                 except DomainError as error:
-                    batch.problems.append(_problem(firing, f"rule.then.{one.index}", str(error)))
+                    batch.problems.append(_problem(firing, f"rule.then.{one.index}", text_of(error)))
         for stop in stops:
             batch.stops.append((stop, self._stop_letter(stop, known)))
         return batch
@@ -154,6 +161,19 @@ class RuleSender:
                     batch.problems.append(_problem(firing, field_, _missing(Permission.WRITE, device)))
                 else:
                     self._ingest.submit_action(device, device, action_data(one))
+                    self._loops.sent(running.key, device.key, firing.causes, firing.at_ms)
+                    batch.actions += 1
+            case WantValues():
+                device = known.devices.get(one.device)
+                if device is None:
+                    batch.problems.append(_problem(firing, field_, "the destination device does not exist"))
+                elif not running.reach.allows(device, Permission.WRITE):
+                    batch.problems.append(_problem(firing, field_, _missing(Permission.WRITE, device)))
+                else:
+                    values = read_wanted(_encode(one.values), device.manifest.manifest)
+                    author, reported = f"rule {running.id}", known.reported[one.device]
+                    wish = Wish(device, values, one.expires_after, author, reported, is_noted=False)
+                    batch.wishes.append((firing, field_, wish))
                     self._loops.sent(running.key, device.key, firing.causes, firing.at_ms)
                     batch.actions += 1
             case SendMail():
@@ -176,6 +196,11 @@ class RuleSender:
     def write(self, tx: Transaction, batch: FiringBatch, now_ms: Milliseconds) -> list[FiringProblem]:
         """Write the rest in the transaction of the Actions. Returns all problems, those with rates included."""
         problems = list(batch.problems)
+        for firing, field_, wish in batch.wishes:
+            try:
+                self._wanted.put_in(tx, wish)
+            except DomainError as error:
+                problems.append(_problem(firing, field_, text_of(error)))
         problems += [exceeded for exceeded, letter in batch.letters if not self._mails.add(tx, letter)]
         for exceeded, content in batch.requests:
             running = exceeded.running
@@ -193,6 +218,12 @@ class RuleSender:
 
 def _mail_addresses(tx: Transaction, users: Iterable[UserKey]) -> dict[UserKey, str]:
     return {key: user.email for key, user in tx.accounts.users_with(users).items()}
+
+
+def text_of(error: DomainError) -> str:
+    if not isinstance(error, ValidationFailed):
+        return str(error)
+    return "; ".join(f"{finding.field}: {', '.join(finding.messages)}" for finding in error.findings)
 
 
 def action_data(action: SendAction) -> bytes:

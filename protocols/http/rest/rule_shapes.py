@@ -10,7 +10,7 @@ from broker.names import name_problem
 from broker.rules.explaining.replay import Replayed, Triggered
 from broker.rules.explaining.status import RuleStatus, RunState
 from broker.rules.explaining.why import ConditionWhy, Why
-from broker.rules.language.actions import CallHttp, Outgoing, SendAction, SendMail
+from broker.rules.language.actions import CallHttp, Outgoing, SendAction, SendMail, WantValues
 from broker.rules.rulebook import SCOPES, THIS_APPLICATION
 from config.limits import NAME_MAX_CHARACTERS, RULE_DESCRIPTION_MAX_CHARACTERS
 from protocols.http.openapi import samples
@@ -269,6 +269,7 @@ class _SentObject(Shape):
     action: str | UnsetType = UNSET
     ddid: Id | UnsetType = UNSET
     parameters: Annotated[dict[str, Any], about("")] | UnsetType = UNSET
+    want: Annotated[dict[str, Any], about("The values that are wanted of the device")] | UnsetType = UNSET
     url: str | UnsetType = UNSET
     to: Annotated[str, about("Empty: the owner")] | UnsetType = UNSET
     problem: Annotated[str, about("Why it cannot be sent")] | UnsetType = UNSET
@@ -408,6 +409,8 @@ def _sent(sent: Outgoing, devices: dict[int, str]) -> _SentObject:
         case SendAction():
             parameters = dict(sent.parameters)
             return _SentObject(field, action=sent.name, ddid=devices.get(sent.device, ""), parameters=parameters)
+        case WantValues():
+            return _SentObject(field, ddid=devices.get(sent.device, ""), want=dict(sent.values))
         case CallHttp():
             return _SentObject(field, action="httpRequest", url=sent.url)
         case SendMail():

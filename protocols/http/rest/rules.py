@@ -12,7 +12,7 @@ from broker.devices.room import DevicesRoom
 from broker.errors import REQUIRED, Finding, PermissionDenied, ValidationFailed, choice, invalid
 from broker.messages.room import MessagesRoom
 from broker.rules.explaining.simulation import TOO_LONG, TOO_MANY_AT_ONCE, TOO_MANY_DEVICES
-from broker.rules.language.actions import SendAction
+from broker.rules.language.actions import SendAction, WantValues
 from broker.rules.room import RulesRoom
 from broker.rules.rulebook import (
     CHANGED_MEANWHILE,
@@ -364,7 +364,12 @@ class RuleCalls(RestCalls):
         await self._rules.access.require_read(caller, record, rule)
         start_ms, end_ms = Milliseconds(body.start_date), Milliseconds(body.end_date)
         replayed = await self._rules.replays.run(rule, start_ms, end_ms)
-        sent = [one for triggered in replayed.shown for one in triggered.outgoing if isinstance(one, SendAction)]
+        sent = [
+            one
+            for triggered in replayed.shown
+            for one in triggered.outgoing
+            if isinstance(one, SendAction | WantValues)
+        ]
         devices: dict[int, str] = {one.device: await self._devices.id_of(one.device) or "" for one in sent}
         rows = (triggered.row for triggered in replayed.shown if triggered.row is not None)
         mids: dict[int, str] = {row.position: self._mids.mid(row.position) for row in rows}

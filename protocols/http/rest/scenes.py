@@ -82,11 +82,16 @@ class SceneActionObject(Shape):
             type=["string", "object"],
         ),
     ]
-    action: Annotated[str, about("As the Manifest calls it")]
+    action: Annotated[str, about("As the Manifest calls it; absent with `want`")] | UnsetType = UNSET
     parameters: (
         Annotated[dict[str, Any], about("By name, each an object with `value`; a group has such objects in its value")]
         | UnsetType
     ) = UNSET
+    want: (
+        Annotated[dict[str, Any], about("Values that are wanted of the device instead, by field, as `parameters`")]
+        | UnsetType
+    ) = UNSET
+    expires_after: Annotated[int, about("Seconds for which they are wanted", minimum=1)] | UnsetType = UNSET
 
 
 _Name = Annotated[str, about("Of the scene", minLength=1, maxLength=NAME_MAX_CHARACTERS)]

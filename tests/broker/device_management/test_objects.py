@@ -247,3 +247,10 @@ def test_fields_and_the_models_of_their_resources(
 ) -> None:
     field = Field("f", ValueClass(class_), is_collection=is_collection, lwm2m=path)
     assert ObjectMap(shipped_models()).problem_of(field) == problem
+
+
+def test_a_settable_field_has_a_resource_that_can_be_written() -> None:
+    objects = ObjectMap(shipped_models())
+    assert objects.problem_of(Field("f", ValueClass.BOOLEAN, lwm2m=(3311, 0, 5850), settable=True)) is None
+    problem = "/3303/0/5700 cannot be written, so the field is not settable"
+    assert objects.problem_of(Field("f", ValueClass.DOUBLE, lwm2m=(3303, 0, 5700), settable=True)) == problem

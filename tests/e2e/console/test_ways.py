@@ -190,6 +190,23 @@ def test_an_action_is_sent_and_stands_among_the_messages(ada: User, site: Site) 
     ada.sees(f'"ddid":"{did}","data":{{"actions":[{{"name":"setOn"}}]}}', "dialog")
 
 
+def test_a_value_is_wanted_until_the_device_reports_it(ada: User, site: Site) -> None:
+    ada.open(f"/devices/{device_id(8)}")
+    ada.sees("Nothing is wanted of the device")
+    ada.browser.write("#wanted-0", "40")
+    ada.click("Want it")
+    ada.sees("intensity waits until the device reports it")
+    ada.sees("The device has not been given it yet", "#wanted")
+    site.send(8, intensity=80)
+    site.send(8, intensity=40)
+    ada.sees("The device has reported 40.", "#wanted")
+    ada.sees("wanted: reached", "#trail")
+    ada.browser.write("#wanted-0", "1")
+    ada.click("Want it")
+    ada.click("Withdraw")
+    ada.sees("It is wanted no more")
+
+
 def test_what_became_of_each_message(ada: User, site: Site) -> None:
     """Taken, failed and refused, with the reason. Whatever a device sends is text."""
     hostile = "<img src=x onerror=document.title='owned'>"

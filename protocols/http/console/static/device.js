@@ -14,6 +14,7 @@ import { follow } from "./sockets.js";
 import { Tasks } from "./tasks.js";
 import { Trail } from "./trail.js";
 import { Values } from "./values.js";
+import { Wanting } from "./wanted.js";
 
 const page = $("#device");
 const did = page.dataset.did;
@@ -37,6 +38,7 @@ async function open() {
   const drawing = new Drawing(did, manifest);
   const trail = new Trail(did, manifest, isOwner, () => connecting.troubled());
   new Acting(did, manifest);
+  const wanting = new Wanting(did, manifest);
   const connecting = new Connecting(page.dataset, device, manifest, type, isOwner);
   if (isOwner) {
     ownerTools();
@@ -71,6 +73,7 @@ async function open() {
     const [, what, status] = frame.event.split(".");
     if (leaving) return;
     if (what === "status") availability = status;
+    else if (what === "wanted") { attempt(() => wanting.load()); attempt(() => trail.again()); return; }
     else if (what === "connected" || what === "disconnected") device.connected = what === "connected";
     else if (what === "updated") get(`/devices/${did}`).then(({ data: now }) => { device = now; head(); }).catch(() => {});
     else if (what === "deleted") location.assign("/console");

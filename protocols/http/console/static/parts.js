@@ -130,4 +130,4 @@ export async function actionRow(given, nameOf) {
 }
 
 // Whether a row can show this Action: one device, plain values
-export const isPlainAction = (one) => typeof one.ddid === "string" && unwrapped(one.parameters) !== undefined;
+export const isPlainAction = (one) => one.want === undefined && typeof one.ddid === "string" && unwrapped(one.parameters) !== undefined;

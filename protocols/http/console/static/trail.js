@@ -45,10 +45,23 @@ export class Trail {
   }
 
   get hasLosses() {
-    return [...this.entries.values()].some((one) => one.kind === "bad");
+    return [...this.entries].some(([key, one]) => one.kind === "bad" && !key.startsWith("wanted "));
+  }
+
+  // Wanted values, and what became of them
+  async wanted() {
+    const { fields } = (await get(`/devices/${this.did}/wanted`)).data;
+    const kinds = { reached: "good", expired: "bad", refused: "bad" };
+    for (const [path, one] of Object.entries(fields)) {
+      const what = `wanted: ${one.state}`;
+      const text = JSON.stringify({ [path]: one.wanted });
+      const known = this.entries.get(`wanted ${path}`);
+      if (known?.what !== what || known.at !== one.since) this.put(`wanted ${path}`, one.since, what, kinds[one.state] ?? "", text, `by ${one.by}. ${one.message}`);
+    }
   }
 
   async losses() {
+    if ([...this.manifest.fields.values()].some((one) => one.settable)) await this.wanted();
     if (this.isForeign) return;
     const [failures, refusals, dropped] = await Promise.all([
       get(`/devices/${this.did}/failures`, { count: KEPT }), get(`/devices/${this.did}/refusals`), get(`/devices/${this.did}/dropped`)]);
