@@ -15,10 +15,10 @@ import httpx
 import pytest
 
 from tests.cluster.node import PATIENCE_SECONDS, Node, running_nodes, wait_until
-from tests.daemon import device_id, device_token
+from tests.daemon import USER_TOKEN, bearer, device_id, device_token
 from tests.e2e.test_proxies import ADA, BOB, FORGED, Connect, adapted, connecting, list_devices, running, trusting
 from tests.free_port import free_port
-from tests.programs import require_program, skip_without
+from tests.programs import require_dtls, require_program, skip_without
 from tests.protocols.http.certificates import contexts
 from tests.protocols.mqtt.peers import ACCEPTED
 from tests.protocols.mqtt.peers import connect as mqtt_connect
@@ -34,6 +34,7 @@ _SETTINGS: Final = {
     "HTTP_TRUSTED_PROXIES": '["127.0.0.1"]',
     "HTTP_TLS_BIND": "127.0.0.1:0",
     "MQTT_TLS_BIND": "127.0.0.1:0",
+    "COAP_DTLS_BIND": "127.0.0.1:0",
     "CLUSTER_DRAIN_NOTICE_SECONDS": "2.5",
     "CLUSTER_DRAIN_SECONDS": "1",
 }
@@ -79,12 +80,12 @@ def send(base: str, number: int, context: ssl.SSLContext | bool = True) -> int:
 
 
 @pytest.fixture(scope="module")
-def nginx(nodes: list[Node], folder: Path) -> Iterator[tuple[int, int, int]]:
-    """The ports of HTTPS, MQTT and CoAP at nginx."""
+def nginx(nodes: list[Node], folder: Path) -> Iterator[tuple[int, int, int, int]]:
+    """The ports of HTTPS, MQTT, CoAP, and CoAP with DTLS at nginx."""
     program = require_program("nginx")
     if not _MODULE.exists():
         skip_without("libnginx-mod-stream")
-    port, mqtt_port, coap_port = free_port(), free_port(), free_port()
+    port, mqtt_port, coap_port, coaps_port = free_port(), free_port(), free_port(), free_port()
     changes = {
         "include /etc/nginx/modules-enabled/*.conf;": f"load_module {_MODULE};",
         "worker_rlimit_nofile 40000;": f"daemon off;\nerror_log stderr;\npid {folder}/pid;",
@@ -92,7 +93,7 @@ def nginx(nodes: list[Node], folder: Path) -> Iterator[tuple[int, int, int]]:
         "listen 443 ssl": f"listen 127.0.0.1:{port} ssl",
         "listen 8883": f"listen 127.0.0.1:{mqtt_port}",
         "listen 5683 udp": f"listen 127.0.0.1:{coap_port} udp",
-        "listen 5684 udp": f"listen 127.0.0.1:{free_port()} udp",
+        "listen 5684 udp": f"listen 127.0.0.1:{coaps_port} udp",
         "/etc/trunkline/": f"{folder}/",
         "    map $http_upgrade": "".join(
             f"    {kind}_temp_path {folder}/{kind};\n" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
@@ -104,11 +105,12 @@ def nginx(nodes: list[Node], folder: Path) -> Iterator[tuple[int, int, int]]:
             f"192.0.2.{at}:8080": f"127.0.0.1:{node.http}",
             f"192.0.2.{at}:8883": node.daemon.addresses["mqtts"],
             f"192.0.2.{at}:5683": f"127.0.0.1:{node.coap}",
+            f"192.0.2.{at}:5684": node.daemon.addresses["coaps"],
         }
     text = adapted("nginx-several.conf", changes)
     (folder / "nginx.conf").write_text(re.sub(r"\n +server 192\.0\.2\.13.*", "", text), encoding="utf-8")
     with running([program, "-p", str(folder), "-c", str(folder / "nginx.conf")], [port, mqtt_port], folder):
-        yield port, mqtt_port, coap_port
+        yield port, mqtt_port, coap_port, coaps_port
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +128,7 @@ def caddy(nodes: list[Node], folder: Path) -> Iterator[int]:
 
 
 async def test_nginx_serves_http_and_websockets_of_any_node(
-    nginx: tuple[int, int, int], nodes: list[Node], folder: Path
+    nginx: tuple[int, int, int, int], nodes: list[Node], folder: Path
 ) -> None:
     port, context = nginx[0], trusting(folder)
     assert names_the_client(nodes, connecting(port, context))
@@ -134,7 +136,7 @@ async def test_nginx_serves_http_and_websockets_of_any_node(
 
 
 def test_nginx_passes_mqtt_on_to_the_node_with_the_fewest_connections(
-    nginx: tuple[int, int, int], nodes: list[Node], folder: Path
+    nginx: tuple[int, int, int, int], nodes: list[Node], folder: Path
 ) -> None:
     context = trusting(folder)
     with (
@@ -147,23 +149,58 @@ def test_nginx_passes_mqtt_on_to_the_node_with_the_fewest_connections(
         assert [metric(node, "trunkline_device_links") for node in nodes] == [1, 1]
 
 
-def test_nginx_sends_all_datagrams_of_a_device_to_one_node(nginx: tuple[int, int, int], nodes: list[Node]) -> None:
-    client = require_program("coap-client-notls")
-    before = [metric(node, "trunkline_coap_requests_total") for node in nodes]
-    for value in range(6):
-        body = json.dumps({"data": {"intensity": value}})
-        uri = f"coap://127.0.0.1:{nginx[2]}/v1.1/messages/{device_token(2)}"
-        sent = subprocess.run(
-            [client, "-m", "post", "-t", "50", "-e", body, uri],
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_SECONDS,
-        )
-        assert '"mid"' in sent.stdout, sent.stdout + sent.stderr
-    heard = [metric(node, "trunkline_coap_requests_total") - was for node, was in zip(nodes, before, strict=True)]
-    assert min(heard) == 0
-    assert sum(heard) >= 6
+#: Addresses of this machine, which are devices of their own for nginx: some go to one node, some to the other.
+_ADDRESSES: Final = tuple(f"127.0.0.{number}" for number in range(11, 17))
+
+
+@pytest.mark.parametrize("is_dtls", [False, True], ids=["CoAP", "DTLS"])
+def test_nginx_sends_all_datagrams_of_an_address_to_one_node(
+    nginx: tuple[int, int, int, int], nodes: list[Node], is_dtls: bool
+) -> None:
+    """Each request of libcoap's client is a session of its own, with a handshake: the datagrams of one meet."""
+    if is_dtls:
+        require_dtls()
+    client = require_program("coap-client-openssl" if is_dtls else "coap-client-notls")
+    token = token_for_an_argument(nodes[0], 4)
+    key = ("-u", device_id(4), "-k", bytes.fromhex(token)) if is_dtls else ()
+    scheme, port = ("coaps", nginx[3]) if is_dtls else ("coap", nginx[2])
+    served = set[str]()
+    for address in _ADDRESSES:
+        before = [requests(node, is_dtls=is_dtls) for node in nodes]
+        for value in range(2):
+            body = json.dumps({"data": {"intensity": value}})
+            uri = f"{scheme}://127.0.0.1:{port}/v1.1/messages/{token}"
+            sent = subprocess.run(
+                [client, "-a", address, *key, "-m", "post", "-t", "50", "-e", body, uri],
+                check=False,
+                capture_output=True,
+                text=True,
+                timeout=PATIENCE_SECONDS,
+            )
+            assert '"mid"' in sent.stdout, sent.stdout + sent.stderr
+        heard = [requests(node, is_dtls=is_dtls) - was for node, was in zip(nodes, before, strict=True)]
+        assert min(heard) == 0, "all go to one node"
+        assert sum(heard) >= 2
+        served.add(nodes[heard.index(max(heard))].name)
+    assert served == {"a", "b"}
+
+
+def token_for_an_argument(node: Node, number: int) -> str:
+    """A new token of a device, which has no zero byte."""
+    while True:
+        made = httpx.put(f"{node.base}/devices/{device_id(number)}/tokens", headers=bearer(USER_TOKEN), timeout=30)
+        token = made.raise_for_status().json()["data"]["accessToken"]
+        assert isinstance(token, str)
+        if all(bytes.fromhex(token)):
+            return token
+
+
+def requests(node: Node, *, is_dtls: bool) -> float:
+    text = httpx.get(f"http://127.0.0.1:{node.http}/metrics", timeout=30).text
+    (found,) = re.findall(
+        rf'(?m)^trunkline_coap_requests_total{{listener="{"coaps" if is_dtls else "coap"}"}} (\S+)$', text
+    )
+    return float(found)
 
 
 def metric(node: Node, name: str) -> float:
@@ -177,7 +214,7 @@ async def test_caddy_serves_http_and_websockets_of_any_node(caddy: int, nodes: l
 
 
 def test_a_node_that_drains_is_left_without_a_refused_request(
-    nginx: tuple[int, int, int], caddy: int, nodes: list[Node], folder: Path
+    nginx: tuple[int, int, int, int], caddy: int, nodes: list[Node], folder: Path
 ) -> None:
     a, _ = nodes
     context = trusting(folder)

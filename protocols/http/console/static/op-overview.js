@@ -71,11 +71,11 @@ function nodes(node) {
     heads("Node", "State", "Since", "Does for all", "Connections#", "Behind", "Commit#"), h("tbody", {}, node.nodes.map((one) => h("tr", {},
       h("th", { scope: "row" }, one.name, one.name === node.name ? " (this one)" : ""),
       h("td", { "data-label": "State" }, one.isDraining ? badge("drains") : isSilent(one) ? badge(`silent for ${whole(Math.round(one.heardSeconds))} s`, "bad") : badge("serves", "good")),
-      h("td", { "data-label": "Since" }, h("span", { title: `Trunkline ${one.version}, epoch ${one.epoch}, heard ${shown(one.heardSeconds)} s ago` }, time(one.since)), ` · epoch ${whole(one.epoch)}`),
+      h("td", { "data-label": "Since" }, h("span", { title: `Trunkline ${one.version}, epoch ${one.epoch}, heard ${shown(one.heardSeconds)} s ago` }, time(one.since)), ` · epoch\u00a0${whole(one.epoch)}`),
       h("td", { "data-label": "Does for all" }, one.leases.join(", ") || "–"),
       h("td", { "data-label": "Connections", class: "size" }, whole(one.connections)),
       h("td", { "data-label": "Behind" }, behind(one)),
-      h("td", { "data-label": "Commit", class: "size" }, milliseconds(one.latencySeconds)))))),
+      h("td", { "data-label": "Commit", class: "size" }, one.latencySeconds ? milliseconds(one.latencySeconds) : "–"))))),
   h("details", {}, h("summary", {}, "Not shared by the nodes"), h("ul", {}, node.apart.map((text) => h("li", {}, text)))));
 }
 
