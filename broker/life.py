@@ -6,7 +6,7 @@ its statistics, so that none of the three can be forgotten.
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 import structlog
@@ -18,6 +18,8 @@ from storage.sql import StoreError
 Save = Callable[[], Awaitable[None]]
 Statistics = Callable[[], object]
 
+#: A worker that could not begin because of the store begins again after this.
+_BEGIN_AGAIN_SECONDS: Final = 1.0
 _log = structlog.get_logger(__name__)
 
 
@@ -47,26 +49,37 @@ class _Worker(msgspec.Struct, frozen=True):
     forget: Callable[[], None] | None
 
     async def run_while_held(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """Run while the lease is held; start again when it is gained again."""
-        lease, is_told = self.lease, False
+        """Run while the lease is held; start again when it is gained again, and when what it begins with could not be
+        read or written then, such as in a commit that another node has overtaken."""
+        lease, is_told, outage = self.lease, False, Outage("worker_not_begun")
         if lease is None:
             await self.run(task_status=task_status)
             return
         while True:
+            is_whole = True
             if not lease.is_held:
                 if not is_told:  # those after it start without it
                     is_told = True
                     task_status.started()
                 await lease.wait_gained()
             with lease.used():
-                async with trio.open_nursery() as nursery:
-                    await nursery.start(self.run)
+                try:
+                    async with trio.open_nursery() as nursery:
+                        await nursery.start(self.run)
+                        outage.succeeded(worker=self.name)
+                        if not is_told:
+                            is_told = True
+                            task_status.started()
+                        await lease.wait_lost()
+                        nursery.cancel_scope.cancel()
+                except* StoreError as errors:
                     if not is_told:
-                        is_told = True
-                        task_status.started()
-                    await lease.wait_lost()
-                    nursery.cancel_scope.cancel()
+                        raise
+                    outage.failed(_first(errors), worker=self.name)
+                    is_whole = False
                 await self._end(lease)
+            if not is_whole:
+                await trio.sleep(_BEGIN_AGAIN_SECONDS)
 
     async def _end(self, lease: WorkerLease) -> None:
         """Another node goes on: with what this one stores now, if it gives the lease away."""
@@ -77,6 +90,13 @@ class _Worker(msgspec.Struct, frozen=True):
             _log.warning("state_not_saved", worker=self.name, reason=str(error))
         if self.forget is not None:
             self.forget()
+
+
+def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 class Life:

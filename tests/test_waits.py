@@ -21,6 +21,7 @@ PLACES: Final[Mapping[str, tuple[str, ...]]] = {
         "Turn.pause _ends",
         "FactLog.follow_forever _told_messages_only",
         "NodeMembership._give_away _stays_until",
+        "NodeMembership._take_workers _free_since",
         "FailedAgain._step _stored",
         "Following._read_on _read",
         "Following._save _saved",

@@ -35,8 +35,6 @@ from storage.sql import StoreError, StoreForkedError
 SEVERAL: Final = "(several nodes)"
 _LOOK_SECONDS: Final = 0.2
 _FORGET_SECONDS: Final = 60.0
-#: How many looks long a node leaves the part of another one to it.
-_PATIENT_LOOKS: Final = 3
 #: A lease that a node had to take back, because nobody else took it, stays for so long.
 _KEPT_SECONDS: Final = 60.0
 _log = structlog.get_logger(__name__)
@@ -64,7 +62,7 @@ class NodeMembership(RenewedDeadline):
         self._overdue = Overdue(now, seconds)
         self._found: LeaseRecord | None = None
         self._works = tuple(one.value for one in works)
-        self._free_for: dict[LeaseName, int] = {}  # looks since the lease was found free
+        self._free_since: dict[LeaseName, float] = {}  # when the lease was found free
         self._seen: tuple[NodeSeen, ...] = ()
         self._own = NodeReport()
         #: The clock of the database, which all nodes go by.
@@ -324,19 +322,22 @@ class NodeMembership(RenewedDeadline):
         return is_buried
 
     async def _take_workers(self, nodes: Sequence[LeaseRecord], leases: Leases) -> None:
-        """Take what is free: this node's part at once, that of another one when it has not taken it for some looks."""
+        """Take what is free: this node's part at once. That of another node is left to it for a while, since it may be
+        slow: if it does not come, the lease goes back to the node that gave it away, and only then to a third one."""
         holders = await self._table.run(_holders)
         wanted = takers(_NAMES, holders, candidates_of(nodes, _NAMES))
         for name in LeaseName:
             lease = leases.of(name)
             if name.value not in self._works or lease.is_held or name.value in holders:
-                self._free_for.pop(name, None)
+                self._free_since.pop(name, None)
                 continue
-            looks = self._free_for[name] = self._free_for.get(name, 0) + 1
-            if wanted.get(name.value) != self.node and looks <= _PATIENT_LOOKS:
+            free_for = self._now() - self._free_since.setdefault(name, self._now())
+            patience = self._seconds / 2 if self._has_given(name) else self._seconds
+            if wanted.get(name.value) != self.node and free_for < patience:
                 continue
             row = await self._table.run(partial(_take_worker, name.value, self.node, self._instance))
             if row is not None:
+                del self._free_since[name]
                 lease.gain(row)
                 _log.info("lease_gained", lease=name.value, epoch=row.epoch)
 
@@ -347,15 +348,21 @@ class NodeMembership(RenewedDeadline):
             self._known, self._stays_until = living, self._now() + self._seconds
         if self._now() < self._stays_until:
             return
-        holders = await self._table.run(_holders)
-        for name in to_give_away(self.node, _NAMES, holders, candidates_of(nodes, _NAMES)):
+        holders, candidates = await self._table.run(_holders), candidates_of(nodes, _NAMES)
+        # A free one is about to be taken: else more would be given than the other node lacks.
+        holders |= takers(_NAMES, holders, candidates)
+        for name in to_give_away(self.node, _NAMES, holders, candidates):
             which = LeaseName(name)
-            if self._now() < self._given.get(which, -_KEPT_SECONDS) + _KEPT_SECONDS or not leases.of(which).is_held:
+            if self._has_given(which) or not leases.of(which).is_held:
                 continue
             self._given[which] = self._now()
             self._stays_until = self._now() + self._seconds / 4
             handing.start_soon(self._hand_on, leases.of(which))  # others are buried beside it
             return
+
+    def _has_given(self, name: LeaseName) -> bool:
+        """Whether this node has given the lease away a short time ago."""
+        return name in self._given and self._now() < self._given[name] + _KEPT_SECONDS
 
     def _give_all_away(self, nodes: Sequence[LeaseRecord], leases: Leases, handing: trio.Nursery) -> None:
         """Before this node ends: give away what others may take."""

@@ -4,8 +4,11 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 import trio
+from trio.testing import MockClock
 
+from broker.cluster.leases import Lease, LeaseName
 from broker.life import Life
+from storage.facts import StoreOvertakenError
 from storage.sql import StoreError
 
 
@@ -95,6 +98,24 @@ async def test_a_failing_worker_ends_the_others_and_the_block() -> None:
         async with life.running():
             await trio.sleep_forever()
     assert recorder.done == ["first started", "first ended", "first saved"]
+
+
+async def test_a_worker_that_cannot_begin_when_its_lease_is_gained_begins_again(autojump_clock: MockClock) -> None:
+    """The commit that it begins with may have been overtaken by another node."""
+    life, recorder, lease = Life(), Recorder(), Lease(LeaseName.TASKS, is_held=False)
+    run, refusals = recorder.run("tasks"), [StoreOvertakenError("a device has connected to another node")]
+
+    async def begin(*, task_status: trio.TaskStatus[None]) -> None:
+        if refusals:
+            recorder.done.append("tasks refused")
+            raise refusals.pop()
+        await run(task_status=task_status)
+
+    life.worker("tasks", begin, lease=lease, forget=lambda: recorder.done.append("tasks forgotten"))
+    async with life.running():
+        lease.gain(None)
+        await trio.sleep(10)
+        assert recorder.done == ["tasks refused", "tasks forgotten", "tasks started"]
 
 
 def test_statistics_are_read_when_they_are_asked_for() -> None:

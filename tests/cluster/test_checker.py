@@ -239,6 +239,15 @@ def test_a_message_that_is_stored_late_repeats_the_newest_value() -> None:
     assert due_effects(rows, 2, 1) == {1: 1, 3: 2, 4: 1}
 
 
+def test_the_end_of_a_duration_that_is_stored_late_may_be_missed() -> None:
+    record, tables = history()
+    tables.periods[1] = Period(4, 2_000, 2_700)
+    assert any(problems(record, tables))
+    record.events += [Event(70.0, "sent", 3, -5, "a"), Event(71.0, "acknowledged", 3, -5, "a")]
+    tables.rows.append(StoredRow(7, 3, -5))
+    assert not [one for one in problems(record, tables) if "duration" in one]
+
+
 @pytest.mark.parametrize("break_", _BREAKS, ids=lambda break_: break_.__name__)
 def test_a_history_that_breaks_a_rule_is_found(break_: Callable[[Record, Tables], None]) -> None:
     record, tables = history()
