@@ -158,6 +158,7 @@ class Presence:
             protocol=self._protocol.get(device),
             decided=self._decided.get(device),
             seen_on=self._seen.get(device),
+            is_shared=self._node is not None,
         )
 
     async def flush(self) -> None:
@@ -205,11 +206,13 @@ class _Change(msgspec.Struct, frozen=True):
     protocol: str | None
     decided: _Decided | None
     seen_on: int | None
+    is_shared: bool = False  # other nodes see devices, too, and write when
 
     def applied_to(self, stored: PresenceRecord) -> PresenceRecord:
-        record = replace(
-            stored, protocol=self.protocol or stored.protocol, last_seen_on=self.seen_on or stored.last_seen_on
-        )
+        seen_on = self.seen_on or stored.last_seen_on
+        if self.is_shared and (seen_on or 0) < (stored.last_seen_on or 0) <= self.now_ms:
+            seen_on = stored.last_seen_on
+        record = replace(stored, protocol=self.protocol or stored.protocol, last_seen_on=seen_on)
         if self.online or self.online_by_itself:
             return replace(record, availability="online", last_time_online=self.now_ms, is_connected=self.online)
         if self.decided is not None:

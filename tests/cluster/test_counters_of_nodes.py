@@ -1,21 +1,30 @@
-"""R10: counters of several nodes have one sum, which no failure changes, and limits hold within what is not written."""
+"""R10: counters of several nodes have one sum, which no failure changes, and limits hold within what is not written.
+
+When a device was seen does not go back where nodes that have seen it at different times write one after the other.
+"""
 
 from typing import Any
 
 import pytest
 
+from broker.devices.presence import Presence
+from broker.facts import Router
 from broker.limits.allowance import Allowance
 from broker.limits.meters import Meters
 from broker.limits.periods import utc_day
 from broker.limits.shared_ledger import SharedLedger
 from broker.trace.refusals import Refusals
 from config.rates import Rate
+from storage.database import Transaction
+from storage.devices import DeviceStore
+from storage.keys import DeviceKey
 from storage.records import TallyRecord
 from storage.sql import StoreDoubtfulError, StoreError
 from tests.cluster.history import Part, parts_of_a_cluster
 from tests.factories import NOW_MS
 from tests.fakes import FakeClock
 
+DEVICE = DeviceKey(1)
 LIMIT = 100
 NAME = "quota device 1"
 
@@ -109,3 +118,24 @@ async def test_a_minute_has_the_calls_that_another_node_got(clock: FakeClock) ->
         assert a.meter.standing().remaining.minute == 3
         clock.advance(60_000)
         assert b.meter.standing().remaining.minute == 10
+
+
+async def test_a_node_does_not_set_back_when_another_one_has_seen_a_device(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DeviceStore, "existing", lambda _store, devices: set(devices))
+    async with parts_of_a_cluster(2, follow=False) as parts:
+        a, b = (Presence(part.database, Router(), clock.clock, name) for part, name in zip(parts, "ab", strict=True))
+        await parts[0].database.write(_without_devices)
+        b.touch(DEVICE)
+        clock.advance(1000)
+        a.touch(DEVICE)
+        clock.advance(1000)
+        for one in (a, b):
+            await one.flush()
+            for reader in (a, b):
+                assert (await reader.of(DEVICE)).last_seen_on == NOW_MS + 1000
+
+
+def _without_devices(tx: Transaction) -> None:
+    tx.connection.execute("ALTER TABLE presence DROP CONSTRAINT presence_device_fkey")
