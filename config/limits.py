@@ -224,6 +224,7 @@ TASK_VALUE_BYTES: Final = 4 * 1024  # of `taskParameters.value`
 LWM2M_PATHS_MAX: Final = 64  # reference 18.6: paths of one device that are observed for its Manifest
 LWM2M_ACTIONS_WAITING: Final = 20  # reference 18.7: of one device
 LWM2M_ACTIONS_KEPT: Final = 20  # of one device, that have ended
+LWM2M_AWAKE_SECONDS: Final = 93.0  # MAX_TRANSMIT_WAIT (LwM2M 1.1, 6.5): so long a device in queue mode can be asked
 LWM2M_ACTION_SECONDS: Final = 86_400  # as long waits an Action for a device that sleeps
 DEVICE_VALUE_BYTES: Final = 1024  # of a value that is written to a device
 PACKAGE_URI_BYTES: Final = 255  # reference 18.4

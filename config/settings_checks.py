@@ -155,9 +155,6 @@ def _of_several_nodes(settings: "Settings") -> Iterator[str]:
         yield "cluster.nodes: several need PostgreSQL (storage.url)"
     if settings.mqtt.topics == "open":
         yield "mqtt.topics: open topics are in the memory of one node; several (cluster.nodes) need service"
-    for key in ("dtls_bind", "tcp_bind", "tls_bind"):
-        if getattr(settings.lwm2m, key) is not None:
-            yield f"lwm2m.{key}: tasks of device management run on one node; with several (cluster.nodes) leave it out"
 
 
 def _of_proxies(http: "Http") -> Iterator[str]:

@@ -46,6 +46,7 @@ from storage.keys import Position, Ticket
 from storage.leases import HeldLease, Holder, LeaseStore
 from storage.leaving import LeavingStore
 from storage.limits import LimitStore
+from storage.lwm2m import Lwm2mStore
 from storage.lwm2m_actions import Lwm2mActionStore
 from storage.mail import MailStore
 from storage.message_searches import MessageSearches
@@ -165,6 +166,7 @@ class Transaction:
         self.leases = LeaseStore(connection)
         self.leaving = LeavingStore(connection)
         self.limits = LimitStore(connection)
+        self.lwm2m = Lwm2mStore(connection)
         self.lwm2m_actions = Lwm2mActionStore(connection)
         self.mails = MailStore(connection)
         self.rollups = RollupStore(connection)

@@ -1,25 +1,35 @@
 """The persistent connections of devices to several nodes (reference 16.1). The caller holds the transaction."""
 
 from collections.abc import Collection, Sequence
+from enum import IntEnum
 
 from storage.keys import DeviceKey
 from storage.sql import Store
 
 
+class Sort(IntEnum):
+    """How many connections of a sort a device has, as `is_exclusive`: any number; one with its own token; one
+    registration of LWM2M."""
+
+    SHARED = 0
+    EXCLUSIVE = 1
+    REGISTRATION = 2
+
+
 class DeviceConnectionStore(Store):
-    def begin(self, node: str, number: int, device: DeviceKey, *, is_exclusive: bool) -> list[tuple[str, int]]:
-        """Add a connection. An exclusive one takes the place of the others that are exclusive: returns their nodes and
+    def begin(self, node: str, number: int, device: DeviceKey, sort: Sort) -> list[tuple[str, int]]:
+        """Add a connection. One that is not shared takes the place of the others of its sort: returns their nodes and
         numbers."""
         replaced: list[tuple[str, int]] = []
-        if is_exclusive:
+        if sort is not Sort.SHARED:
             rows = self._db.execute(
-                "DELETE FROM device_connection WHERE device = :device AND is_exclusive = 1 RETURNING node, number",
-                {"device": device},
+                "DELETE FROM device_connection WHERE device = :device AND is_exclusive = :sort RETURNING node, number",
+                {"device": device, "sort": sort},
             )
             replaced = [(row["node"], int(row["number"])) for row in rows]
         self._insert(
             "device_connection",
-            {"node": node, "number": number, "device": device, "is_exclusive": int(is_exclusive)},
+            {"node": node, "number": number, "device": device, "is_exclusive": int(sort)},
         )
         return replaced
 

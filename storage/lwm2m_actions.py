@@ -26,6 +26,14 @@ class Lwm2mActionStore(Store):
         found = self._db.execute(f"SELECT {', '.join(_COLUMNS)} FROM lwm2m_action ORDER BY position")  # noqa: S608 - constants
         return [UnendedActionRecord(*row) for row in found.tuples()]
 
+    def of_device(self, device: DeviceKey) -> list[UnendedActionRecord]:
+        """In the order of the log."""
+        found = self._db.execute(
+            f"SELECT {', '.join(_COLUMNS)} FROM lwm2m_action WHERE device = :device ORDER BY position",  # noqa: S608 - constants
+            {"device": device},
+        )
+        return [UnendedActionRecord(*row) for row in found.tuples()]
+
     def put(self, record: UnendedActionRecord) -> None:
         self._db.put_many("lwm2m_action", _COLUMNS, ("position",), [[getattr(record, name) for name in _COLUMNS]])
 

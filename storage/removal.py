@@ -19,6 +19,8 @@ _KEPT_ONCE: Final = (
     "property_set",
     "device_task",
     "lwm2m_action",
+    "lwm2m_ended_action",
+    "lwm2m_registration",
     "task_history",
     "scene_device",
     "model_device",

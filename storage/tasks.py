@@ -47,6 +47,8 @@ class DeviceTaskRecord(msgspec.Struct, frozen=True):
     download: str | None  # the id in the address of its image
     fetched: int  # bytes of the image that were sent so far
     fetched_from: str | None  # the IP address that the device has proved since
+    holder: str = ""  # the process that carries it out, of several nodes
+    reported: str = ""  # what the device said of its firmware in this step
 
 
 class TaskHistoryRecord(msgspec.Struct, frozen=True):
@@ -221,6 +223,14 @@ class TaskStore(Store):
         ).one()
         return row is not None
 
+    def deleted_devices(self, statuses: Sequence[str]) -> list[DeviceKey]:
+        """The deleted devices that have an entry with one of these statuses."""
+        rows = self._db.execute(
+            "SELECT DISTINCT e.device AS device FROM device_task AS e JOIN device AS d ON d.key = e.device"  # noqa: S608 - of an enum
+            f" WHERE d.deleted_on IS NOT NULL AND e.status IN {_texts(statuses)}"
+        )
+        return [row["device"] for row in rows]
+
     def tasks_with_entries(self, statuses: Sequence[str]) -> set[int]:
         """The keys of tasks that have an entry with one of these statuses."""
         rows = self._db.execute(f"SELECT DISTINCT task FROM device_task WHERE status IN {_texts(statuses)}")  # noqa: S608 - of an enum
@@ -233,14 +243,22 @@ class TaskStore(Store):
         )
         return {row["status"]: row["n"] for row in rows}
 
-    def started(self, task: int) -> list[tuple[int, str]]:
-        """Times at which entries of a task began, and their statuses, in the order of the times."""
+    def begun_counts(self, task: int) -> dict[str, int]:
+        """How many entries of a task that have begun have each status."""
         rows = self._db.execute(
-            "SELECT started_on, status FROM device_task WHERE task = :task AND started_on IS NOT NULL"
-            " ORDER BY started_on, key",
+            "SELECT status, count(*) AS n FROM device_task WHERE task = :task AND started_on IS NOT NULL"
+            " GROUP BY status",
             {"task": task},
         )
-        return [(row["started_on"], row["status"]) for row in rows]
+        return {row["status"]: row["n"] for row in rows}
+
+    def begun_since(self, task: int, since_ms: int) -> list[int]:
+        """The times at which entries of a task began, in order, after this one."""
+        rows = self._db.execute(
+            "SELECT started_on FROM device_task WHERE task = :task AND started_on > :since ORDER BY started_on",
+            {"task": task, "since": since_ms},
+        )
+        return [row["started_on"] for row in rows]
 
     def page_of_entries(
         self,

@@ -187,12 +187,14 @@ def _provisioned(devices: int) -> Path:
     return folder
 
 
-def write_world(folder: Path, *, devices: int, settings: str = "") -> tuple[Path, Path]:
+def write_world(
+    folder: Path, *, devices: int, settings: str = "", manifest: Mapping[str, object] = LIGHT_MANIFEST
+) -> tuple[Path, Path]:
     """Write a configuration, and a provision file in which Ada has this many lights."""
     folder.mkdir()
     config, file = folder / "trunkline.toml", folder / "provision.toml"
     _write_configuration(config, folder / "state", settings)
-    (folder / "light.json").write_text(json.dumps(LIGHT_MANIFEST), encoding="utf-8")
+    (folder / "light.json").write_text(json.dumps(manifest), encoding="utf-8")
     file.write_text(
         _WORLD + "".join(_DEVICE.format(id=device_id(n), n=n, token=device_token(n)) for n in range(devices)),
         encoding="utf-8",

@@ -80,8 +80,6 @@ PLACES: Final[Mapping[str, tuple[str, ...]]] = {
         "RegisteredDevice._begin_observing _observed",
         "DeviceActions._session _changed",
         "Following._store_ends _ended",
-        "DeviceActions._serve _queues",
-        "DeviceActions._serve _scopes",
         "DeviceStream.ask _exchanges",
         "DeviceWork._serve _work",
         "Leaving.delete _waiting",

@@ -8,6 +8,8 @@ from broker.cluster.news import NewsKind, event, of_fact, state
 from broker.facts import (
     ApplicationGrantsChanged,
     DeliveriesProgressed,
+    DeviceActionDelivered,
+    DeviceActionFailed,
     DeviceChanged,
     DeviceCreated,
     DeviceDeleted,
@@ -140,7 +142,12 @@ CONNECTION_REPLACED: Final = event("connection replaced", ConnectionReplaced, is
 AVAILABILITY: Final = event("availability", Availability)
 #: The configuration of device management of a type.
 MANAGEMENT: Final = state("management", _management)
+#: A task was made, or cancelled.
 TASK_ADDED: Final = state("task added", _task)
+#: Device tasks of these devices wait, or may begin now.
+DEVICES_HAVE_TASKS: Final = event("devices have tasks", tuple[DeviceKey, ...])
+#: A node of several has gone; by its name.
+NODE_BURIED: Final = event("node buried", str)
 #: The phase of a task's roll-out was changed by a call.
 ROLLOUT_CHANGED: Final = event("roll-out changed", int)
 DEVICE_TASK_MOVED: Final = event("device task moved", DeviceTaskMove)
@@ -165,6 +172,8 @@ FACTS: Final[dict[type[Fact], NewsKind[Any, None]]] = {
     for kind in (
         of_fact(ApplicationGrantsChanged, is_fencing=True),
         of_fact(DeliveriesProgressed, is_state=True),
+        of_fact(DeviceActionDelivered),
+        of_fact(DeviceActionFailed),
         of_fact(DeviceChanged, is_state=True),
         of_fact(DeviceCreated),
         of_fact(DeviceDeleted, is_fencing=True),

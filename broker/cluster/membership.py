@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from broker.cluster.fenced import FencedError, ReplacedError
 from broker.cluster.keeper import AWAY, AWAY_SECONDS, DAEMON, Candidate
-from broker.cluster.kinds import AVAILABILITY, Availability
+from broker.cluster.kinds import AVAILABILITY, NODE_BURIED, Availability
 from broker.cluster.leases import Lease, LeaseName, Leases, NodeStatus
 from broker.cluster.renewal import Overdue, RenewedDeadline, boot_seconds
 from broker.cluster.reports import LogHeads, NodeReport, NodeSeen, Report, seen
@@ -425,8 +425,10 @@ def _bury(node: str, record: LeaseRecord, now_ms: Milliseconds, tx: Transaction)
         return False
     tx.mqtt_sessions.end_all(node=record.node)
     tx.mqtt_wills.take_over(node, record.node, tx.connection.now_ms())
+    tx.lwm2m.end_all(record.node, now_ms=now_ms, head=tx.messages.head())
     devices = tx.device_connections.end_all(record.node)
     tx.devices.end_online_periods_of(devices)
     for device in devices:
         tx.tell(AVAILABILITY, Availability(device, "offline", now_ms))
+    tx.tell(NODE_BURIED, record.node)
     return True

@@ -2,11 +2,12 @@
 
 They are carried out one after the other, in the order of the log, and wait while the device sleeps. A device without a
 registration gets none (reference 9.1). An Action that waits is a row of the store, so a restart goes on with it. A kill
-may come between the commit of an Action and the commit of its row: the saved position finds such Actions.
+may come between the commit of an Action and the commit of its row: the saved position finds such Actions. Of several
+nodes, the one with the registration carries them out, and the next one goes on there (shared_registrations.py).
 """
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -19,6 +20,7 @@ import structlog
 import trio
 from msgspec.structs import replace
 
+from broker.cluster.leases import LeaseName
 from broker.core import Core
 from broker.device_management.objects import ObjectMap
 from broker.device_management.sessions import (
@@ -28,6 +30,7 @@ from broker.device_management.sessions import (
     SessionLostError,
     UnreadableAnswerError,
 )
+from broker.device_management.shared_registrations import Begun, SharedRegistrations
 from broker.device_management.values import value_of
 from broker.device_types.manifest import ResourceOperation, address_text
 from broker.devices.inventory import device_fact
@@ -49,7 +52,9 @@ from broker.messages.history import MessageHistory
 from config.limits import LWM2M_ACTION_SECONDS, LWM2M_ACTIONS_KEPT, LWM2M_ACTIONS_WAITING
 from storage.database import Transaction
 from storage.keys import DeviceKey, Milliseconds, Position
+from storage.lwm2m import EndedActionRecord
 from storage.lwm2m_actions import UnendedActionRecord
+from storage.outages import Outage
 from storage.records import ActionRow
 from storage.sql import StoreDamagedError, StoreError
 
@@ -62,6 +67,8 @@ _AGAIN_SECONDS: Final = 300
 _CONSUMER: Final = "lwm2m actions"
 _SAVE_SECONDS: Final = 5.0
 _ROW_BYTES: Final = 100
+_STORE_SECONDS: Final = 1.0
+_LOST_SECONDS: Final = 600
 _INTERRUPTED: Final = "The service ended before the device had answered."
 _decode: Final = msgspec.json.Decoder(dict[str, Any]).decode
 _log = structlog.get_logger(__name__)
@@ -110,12 +117,29 @@ class _Waiting:
         return ", ".join(name for name, _, _ in self.calls)
 
 
+class _TakenOverError(Exception):
+    """Another node has the device."""
+
+
 class DeviceActions:
-    """Actions for registered devices. `quotas` charges what is taken for delivery; None: nothing is charged."""
+    """Actions for registered devices. `quotas` charges what is taken for delivery; None: nothing is charged. `shared`:
+    other nodes have registrations, too."""
 
     def __init__(
-        self, core: Core, devices: Devices, objects: ObjectMap, history: MessageHistory, quotas: Quotas | None
+        self,
+        core: Core,
+        devices: Devices,
+        objects: ObjectMap,
+        history: MessageHistory,
+        quotas: Quotas | None,
+        shared: SharedRegistrations | None = None,
     ) -> None:
+        self._shared = shared
+        self._lease = core.leases.of(LeaseName.TASKS)
+        #: With `shared`: the registered devices, and the Actions that come while one registers.
+        self._registered: dict[DeviceKey, ManagedSession] = {}
+        self._coming: dict[DeviceKey, list[Action]] = {}
+        self._outage = Outage("device_actions_not_saved")
         self._database, self._clock, self._router = core.database, core.clock, core.router
         self._devices, self._objects, self._history, self._quotas = devices, objects, history, quotas
         lwm2m = core.settings.lwm2m
@@ -153,9 +177,61 @@ class DeviceActions:
 
     def disconnected(self, session: ManagedSession) -> None:
         key = session.device.key
+        if self._registered.get(key) is session:
+            del self._registered[key]
         if self._sessions.get(key) is session:
             del self._sessions[key]
             self._wake(key)
+
+    def begin(self, session: ManagedSession) -> None:
+        """The device registers with one of several nodes, this one: what comes from now on is for this registration."""
+        if self._shared is not None:
+            self._coming.setdefault(session.device.key, [])
+            self._shared.begin(session)
+
+    async def begun(self, session: ManagedSession) -> None:
+        """It has registered. Raises StoreError: it has not."""
+        device, shared = session.device, self._shared
+        if shared is None:
+            return
+        try:
+            if (begun := await shared.begun(session)) is None:
+                return  # a later registration goes on with what comes
+            unended = [(one.record, await self._history.action_view(one.row, device)) for one in begun.unended]
+            later = [await self._history.action_view(row, device) for row in begun.later]
+        except BaseException:
+            if shared.is_latest(session):
+                self._coming.pop(device.key, None)
+            raise
+        if shared.is_latest(session):
+            self._take_on(session, begun, unended, later)
+            if begun.head is not None:
+                shared.skip(device.key, begun.head)
+
+    def _take_on(
+        self,
+        session: ManagedSession,
+        begun: Begun,
+        unended: Sequence[tuple[UnendedActionRecord, Action]],
+        later: Sequence[Action],
+    ) -> None:
+        device = session.device
+        coming = self._coming.pop(device.key, ())
+        if not begun.is_known:
+            self._drop(device.key)
+        if not session.is_over:
+            self._registered[device.key] = session
+        known = {action.position for _, action in unended}
+        for record, action in unended:
+            if record.owner == device.owner and (calls := _calls_of(device, action.data)):
+                self._wait(device, _Waiting(device.owner_id, action, calls, min(record.step, len(calls))))
+        for action in later:
+            if action.position not in known:
+                known.add(action.position)
+                self._offer(device, action)
+        for action in coming:
+            if action.position > begun.after and action.position not in known:
+                self._offer(device, action)
 
     def _wake(self, device: DeviceKey) -> None:
         if (event := self._changed.get(device)) is not None:
@@ -165,7 +241,22 @@ class DeviceActions:
         """The device has no owner, or another one, who did not send what waits."""
         self._ended.pop(fact.device, None)
         self._not_back.discard(fact.device)
-        if (scope := self._scopes.get(fact.device)) is not None:
+        if self._shared is not None:  # a hand-over removes the rows itself
+            has_some = fact.device in self._queues
+            self._drop(fact.device)
+            if isinstance(fact, DeviceDeleted):
+                self._shared.forget(fact.device)
+                if has_some:
+                    self._database.write_nowait(lambda tx: tx.lwm2m_actions.end_of_device(fact.device))
+        elif (scope := self._scopes.get(fact.device)) is not None:
+            scope.cancel()
+
+    def _drop(self, device: DeviceKey) -> None:
+        """Leave the Actions that wait to another node."""
+        for waiting in (queue := self._queues.pop(device, deque())):
+            self._left(waiting)
+        queue.clear()
+        if (scope := self._scopes.pop(device, None)) is not None:
             scope.cancel()
 
     # Actions
@@ -174,8 +265,13 @@ class DeviceActions:
         if self._nursery is None:
             return
         self._last = max(self._last, fact.action.position)
-        session = self._sessions.get(fact.destination)
-        if session is not None and fact.is_sent:
+        if not fact.is_sent:
+            return
+        if (coming := self._coming.get(fact.destination)) is not None:
+            coming.append(fact.action)
+            return
+        sessions = self._sessions if self._shared is None else self._registered
+        if (session := sessions.get(fact.destination)) is not None:
             self._offer(session.device, fact.action)
 
     def _offer(self, device: Device, action: Action) -> None:
@@ -197,8 +293,11 @@ class DeviceActions:
             self._quotas.delivered(device, waiting.action)
         position = waiting.action.position
         record = UnendedActionRecord(position, device.key, device.owner, 0)
-        self._database.write_nowait(partial(_begin, record), size=_ROW_BYTES)
-        self._saved = max(self._saved, position)
+        if self._shared is not None:
+            self._shared.take(record)
+        else:
+            self._database.write_nowait(partial(_begin, record), size=_ROW_BYTES)
+            self._saved = max(self._saved, position)
         self._wait(device, waiting)
 
     def _wait(self, device: Device, waiting: _Waiting) -> None:
@@ -207,20 +306,21 @@ class DeviceActions:
         if queue is not None:
             queue.append(waiting)
         elif self._nursery is not None:
-            self._queues[device.key] = deque((waiting,))
-            self._nursery.start_soon(self._serve, device)
+            queue = self._queues[device.key] = deque((waiting,))
+            self._nursery.start_soon(self._serve, device, queue)
 
-    async def _serve(self, device: Device) -> None:
+    async def _serve(self, device: Device, queue: deque[_Waiting]) -> None:
         """Carry out the Actions of a device until none waits."""
-        queue = self._queues[device.key]
+        if self._queues.get(device.key) is not queue:  # another node has the device since
+            return
         with trio.CancelScope() as scope:
             self._scopes[device.key] = scope
-            await self._serve_all(device, queue)
-        if queue:  # the device is gone, or its owner
+            with suppress(_TakenOverError):
+                await self._serve_all(device, queue)
+        if queue and self._shared is None:  # the device is gone, or its owner
             self._database.write_nowait(lambda tx: tx.lwm2m_actions.end_of_device(device.key), size=_ROW_BYTES)
-        for waiting in queue:
-            self._left(waiting)
-        del self._queues[device.key], self._scopes[device.key]
+        if self._queues.get(device.key) is queue:
+            self._drop(device.key)
 
     def _left(self, waiting: _Waiting) -> None:
         self._waiting_of[waiting.owner] -= 1
@@ -233,13 +333,18 @@ class DeviceActions:
             try:
                 with trio.move_on_after(self._seconds_left(queue[0])):
                     problem = await self._carry_out(device, queue[0])
+            except _TakenOverError:
+                raise
             except Exception:  # noqa: BLE001 - a bug in one Action must not end those of others
                 _log.exception("device_action_failed", device=device.id, mid=queue[0].action.mid)
                 problem = "The service made a mistake, which its log has."
+            if self._shared is not None:
+                await self._stored_at_last(partial(self._store_end, self._shared, device.key, queue[0], problem))
             self._left(waiting := queue.popleft())
-            ended = [waiting.action.position]
-            self._database.write_nowait(partial(_end, ended), size=_ROW_BYTES)
-            self._end(device, waiting, problem)
+            if self._shared is None:
+                ended = [waiting.action.position]
+                self._database.write_nowait(partial(_end, ended), size=_ROW_BYTES)
+            self._end(device, waiting, problem, is_stored=True)
 
     def _seconds_left(self, waiting: _Waiting) -> float:
         """How long an Action may wait. The clock may have been set since it came."""
@@ -249,7 +354,8 @@ class DeviceActions:
     async def _carry_out(self, device: Device, waiting: _Waiting) -> str | None:
         """Carry out the operations one by one up to the first that fails. Returns why it failed."""
         if waiting.step and waiting.calls[waiting.step - 1][1].is_execute:  # begun by the last run
-            return _said(waiting, waiting.calls[waiting.step - 1][0], _INTERRUPTED)
+            problem: str | None = _INTERRUPTED if self._shared is None else "The device did not answer."
+            return _said(waiting, waiting.calls[waiting.step - 1][0], problem or "")
         while waiting.step < len(waiting.calls):
             name, operation, parameters = waiting.calls[waiting.step]
             try:
@@ -263,7 +369,7 @@ class DeviceActions:
             if problem is not None:
                 return _said(waiting, name, problem)
             waiting.step += 1
-            if not operation.is_execute and waiting.step < len(waiting.calls):
+            if not operation.is_execute and waiting.step < len(waiting.calls) and self._shared is None:
                 self._database.write_nowait(partial(_set_step, waiting.action.position, waiting.step), size=_ROW_BYTES)
         return None
 
@@ -278,12 +384,12 @@ class DeviceActions:
         while True:
             if (session := await self._session(device)) is None:
                 return "The registration of the device has ended."
-            if operation.is_execute and not is_begun:
+            if self._shared is not None or (operation.is_execute and not is_begun):
                 await session.wait_awake()
                 if session.is_over:
                     continue
                 # An Execute whose end is not known is not sent again: that it begins is stored before it is sent.
-                await self._database.write(partial(_set_step, waiting.action.position, waiting.step + 1))
+                await self._store_step(device, waiting, waiting.step + int(operation.is_execute))
                 is_begun = True
             try:
                 if operation.is_execute:
@@ -301,6 +407,35 @@ class DeviceActions:
                 return "The value is too long for the device."
             else:
                 return None
+
+    async def _store_step(self, device: DeviceKey, waiting: _Waiting, step: int) -> None:
+        """Raises StoreError, and _TakenOverError."""
+        position = waiting.action.position
+        if self._shared is None:
+            await self._database.write(partial(_set_step, position, step))
+        else:
+            await self._stored_at_last(partial(self._shared.begin_operation, device, position, step))
+
+    async def _stored_at_last(self, write: Callable[[], Awaitable[bool]]) -> None:
+        """Raises _TakenOverError."""
+        while True:
+            try:
+                is_here = await write()
+            except StoreError as error:
+                self._outage.failed(error)
+                await trio.sleep(_STORE_SECONDS)
+                continue
+            self._outage.succeeded()
+            if not is_here:
+                raise _TakenOverError
+            return
+
+    async def _store_end(
+        self, shared: SharedRegistrations, device: DeviceKey, waiting: _Waiting, problem: str | None
+    ) -> bool:
+        shown = self._shown(waiting, problem)
+        fact = await self._fact(device, shown.mid, problem)
+        return await shared.end_action(_record(device, waiting.action.position, shown), fact)
 
     def _value_of(self, operation: ResourceOperation, parameters: dict[str, Any]) -> Any:
         """Raises _UnfitValueError."""
@@ -329,45 +464,76 @@ class DeviceActions:
             return found
         return None
 
-    def _end(self, device: Device, waiting: _Waiting, problem: str | None) -> None:
+    def _shown(self, waiting: _Waiting, problem: str | None) -> ShownAction:
         state = ActionState.DONE if problem is None else ActionState.FAILED
         text = problem or "The device did it."
+        return ShownAction(waiting.action.mid, waiting.name, self._clock.now_ms(), state, text)
+
+    def _end(self, device: Device, waiting: _Waiting, problem: str | None, *, is_stored: bool = False) -> None:
+        """`is_stored`: other nodes have it from the store."""
         if problem is None:
             self._done += 1
         else:
             self._failed += 1
+        if self._shared is not None:
+            if not is_stored and self._nursery is not None:
+                self._nursery.start_soon(self._store_refused, self._shared, device.key, waiting, problem)
+            return
         ended = self._ended.setdefault(device.key, deque(maxlen=LWM2M_ACTIONS_KEPT))
-        ended.append(ShownAction(waiting.action.mid, waiting.name, self._clock.now_ms(), state, text))
+        ended.append(self._shown(waiting, problem))
         self._ended.move_to_end(device.key)
         if len(self._ended) > _DEVICES_SHOWN:
             self._ended.popitem(last=False)
         if self._nursery is not None:
             self._nursery.start_soon(self._tell, device.key, waiting.action.mid, problem)
 
+    async def _store_refused(
+        self, shared: SharedRegistrations, device: DeviceKey, waiting: _Waiting, problem: str | None
+    ) -> None:
+        with suppress(_TakenOverError):
+            await self._stored_at_last(partial(self._store_end, shared, device, waiting, problem))
+
+    async def _fact(self, key: DeviceKey, mid: str, problem: str | None) -> DeviceActionFact | None:
+        """The event (reference 20); None: the device was deleted. Raises StoreError."""
+        if (device := await self._device(key)) is None:
+            return None
+        kind: type[DeviceActionFact] = DeviceActionDelivered if problem is None else DeviceActionFailed
+        return replace(device_fact(kind, device.record, device.type.record, None, self._clock.now_ms()), mid=mid)
+
     async def _tell(self, key: DeviceKey, mid: str, problem: str | None) -> None:
-        """Publish the event (reference 20)."""
-        with suppress(DeviceNotFound, StoreError):
-            device = await self._devices.get(key)
-            kind: type[DeviceActionFact] = DeviceActionDelivered if problem is None else DeviceActionFailed
-            fact = device_fact(kind, device.record, device.type.record, None, self._clock.now_ms())
-            self._router.publish(replace(fact, mid=mid))
+        with suppress(StoreError):
+            if (fact := await self._fact(key, mid, problem)) is not None:
+                self._router.publish(fact)
 
     # Showing
 
-    def shown(self, device: Device) -> list[ShownAction]:
-        """The Actions that wait and the last that have ended, the newest first."""
+    async def shown(self, device: Device) -> list[ShownAction]:
+        """The Actions that wait and the last that have ended, the newest first. Raises StoreError."""
         session = self._sessions.get(device.key)
-        if session is None:
-            text = "The device gets it with its next registration."
-        elif session.is_asleep:
-            text = "The device sleeps, and gets it when it is heard again."
-        else:
-            text = "The device gets it next."
+        if self._shared is not None:
+            return await self._shown_of_all(device, self._shared, session)
+        text = _waiting_text(is_registered=session is not None, is_asleep=session is not None and session.is_asleep)
         waiting = [
             ShownAction(one.action.mid, one.name, one.action.cts, ActionState.WAITING, text)
             for one in self._queues.get(device.key, ())
         ]
         return [*reversed(waiting), *reversed(self._ended.get(device.key, ()))]
+
+    async def _shown_of_all(
+        self, device: Device, shared: SharedRegistrations, session: ManagedSession | None
+    ) -> list[ShownAction]:
+        """As `shown`, on whatever node the device is."""
+        found = await shared.actions(device.key)
+        registered = found.registration
+        is_asleep = registered is not None and registered.is_asleep if session is None else session.is_asleep
+        text = _waiting_text(is_registered=registered is not None, is_asleep=is_asleep)
+        waiting = []
+        for one in found.unended:
+            action = await self._history.action_view(one.row, device)
+            names = ", ".join(name for name, _, _ in _calls_of(device, action.data))
+            waiting.append(ShownAction(action.mid, names, action.cts, ActionState.WAITING, text))
+        past = [ShownAction(one.mid, one.name, one.at_ms, ActionState(one.state), one.text) for one in found.ended]
+        return [*reversed(waiting), *reversed(past)]
 
     # The worker
 
@@ -375,7 +541,14 @@ class DeviceActions:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             try:
-                await self._resume()
+                if self._shared is None:
+                    await self._resume()
+                else:  # a daemon that serves alone later looks behind no position
+                    await self._database.write(lambda tx: tx.messages.set_consumer_position(_CONSUMER, Position(0)))
+                    end_lost = partial(self._end_lost, self._shared)
+                    nursery.start_soon(Loop(end_lost, every=_LOST_SECONDS, failure="lwm2m_actions_not_ended").run)
+                    again = self._shared.change_again
+                    nursery.start_soon(Loop(again, every=_SAVE_SECONDS, failure="lwm2m_registrations_not_saved").run)
                 task_status.started()
                 await Loop(self.save, every=_SAVE_SECONDS, failure="lwm2m_actions_not_saved").run()
             finally:
@@ -407,6 +580,22 @@ class DeviceActions:
             self._database.write_nowait(partial(_end, ended))
         await self.save()
 
+    async def _end_lost(self, shared: SharedRegistrations) -> None:
+        """End the Actions that no node has any more, and whose time is over. Raises StoreError."""
+        if not self._lease.is_held:
+            return
+        lost: list[tuple[EndedActionRecord, DeviceActionFact | None]] = []
+        latest = self._clock.now_ms() - (LWM2M_ACTION_SECONDS + _LOST_SECONDS) * 1000
+        for one in await shared.unended():
+            if one.row.cts < latest and (device := await self._device(one.record.device)) is not None:
+                action = await self._history.action_view(one.row, device)
+                waiting = _Waiting(device.owner_id, action, _calls_of(device, action.data))
+                shown = self._shown(waiting, "The device was not heard in time.")
+                record = _record(device.key, action.position, shown)
+                lost.append((record, await self._fact(device.key, action.mid, shown.text)))
+        if lost:
+            await shared.end_lost(lost)
+
     async def _device(self, key: DeviceKey) -> Device | None:
         try:
             return await self._devices.get(key)
@@ -416,7 +605,7 @@ class DeviceActions:
     async def save(self) -> None:
         """Save the position up to which Actions are rows, have ended, or are for others. Raises StoreError."""
         position = self._last
-        if (self._is_on or self._saved) and position > self._saved:
+        if self._shared is None and (self._is_on or self._saved) and position > self._saved:
             await self._database.write(lambda tx: tx.messages.set_consumer_position(_CONSUMER, position))
             self._saved = max(self._saved, position)
 
@@ -454,6 +643,18 @@ def _calls_of(device: Device, data: str) -> tuple[tuple[str, ResourceOperation, 
         for one in _decode(data)["actions"]
         if one["name"] in operations
     )
+
+
+def _record(device: DeviceKey, position: Position, shown: ShownAction) -> EndedActionRecord:
+    return EndedActionRecord(device, position, shown.mid, shown.name, shown.at_ms, shown.state, shown.text)
+
+
+def _waiting_text(*, is_registered: bool, is_asleep: bool) -> str:
+    if not is_registered:
+        return "The device gets it with its next registration."
+    if is_asleep:
+        return "The device sleeps, and gets it when it is heard again."
+    return "The device gets it next."
 
 
 def _said(waiting: _Waiting, name: str, problem: str) -> str:

@@ -11,8 +11,9 @@ from broker.device_management.objects import ObjectMap, leaves_of
 from broker.device_management.offers import NOTHING, Offers, offers_of
 from broker.device_management.properties import DeviceProperties
 from broker.device_management.sessions import ManagedSession, ResourcePath
+from broker.device_management.shared_registrations import SharedRegistrations, ShownRegistration
 from broker.device_types.manifest import address_text
-from broker.devices.registry import Device
+from broker.devices.registry import Device, Devices
 from storage.keys import DeviceKey, DeviceTypeKey, OrganizationKey
 
 _AWAY: Final = "The device is not registered, or its properties are being read."
@@ -44,71 +45,105 @@ class OfferingDevice(msgspec.Struct, frozen=True):
     offers: Offers
 
 
+_Registered = tuple[Device, ShownRegistration]
+
+
 class DeviceResources:
     def __init__(
         self,
+        devices: Devices,
         session_of: Callable[[DeviceKey], ManagedSession | None],
         sessions: Callable[[], Sequence[ManagedSession]],
         objects: ObjectMap,
         properties: DeviceProperties,
+        shared: SharedRegistrations | None = None,
     ) -> None:
+        """`shared`: other nodes have registrations, too."""
+        self._devices = devices
+        self._shared = shared
         self._session_of = session_of
         self._sessions = sessions
         self._objects = objects
         self._properties = properties
 
-    def fields(self, device: Device) -> list[ResourceField]:
-        """The fields of the device's Manifest that have resources, in the order of the Manifest."""
-        session = self._session_of(device.key)
-        return [_shown(field, path, session) for field, path in device.manifest.manifest.resources.items()]
+    async def fields(self, device: Device) -> list[ResourceField]:
+        """The fields of the device's Manifest that have resources, in the order of the Manifest. Raises StoreError."""
+        registration = await self._registration(device.key)
+        return [_shown(field, path, registration) for field, path in device.manifest.manifest.resources.items()]
 
-    def reason(self, device: Device, field: str) -> str:
-        """Why no value of a field comes now; empty for a field without a resource, and for one whose values come."""
+    async def _registration(self, device: DeviceKey) -> ShownRegistration | None:
+        """The registration of a device, once its first steps have ended, on whatever node it is."""
+        session = self._session_of(device)
+        if session is not None and not session.is_over:
+            return _of_session(session)
+        if self._shared is None:
+            return None
+        found = (await self._shared.shown([device])).get(device)
+        return found if found is not None and found.is_ready else None
+
+    async def reason(self, device: Device, field: str) -> str:
+        """Why no value of a field comes now; empty for a field without a resource, and for one whose values come.
+
+        Raises StoreError.
+        """
         if (path := device.manifest.manifest.resources.get(field)) is None:
             return ""
-        return _shown(field, path, self._session_of(device.key)).text
+        return _shown(field, path, await self._registration(device.key)).text
 
     async def offers(self, device: Device) -> Offers:
         """The offers of a registered device that its Manifest lacks; nothing of a device without a registration."""
-        session = self._session_of(device.key)
-        if session is None or session.is_over:
-            return NOTHING
+        registration = await self._registration(device.key)
+        return NOTHING if registration is None else await self._offers(device, registration)
+
+    async def _offers(self, device: Device, registration: ShownRegistration) -> Offers:
         reported = await self._properties.of(device, with_times=False)
         values = {
             found.path: value
             for name, value in leaves_of(reported.reported).items()
             if (found := self._objects.property_named(name)) is not None
         }
-        return offers_of(self._objects, session.offers, values, device.type.latest.manifest)
+        return offers_of(self._objects, registration.offers, values, device.type.latest.manifest)
 
     async def boards(self, organization: OrganizationKey) -> list[OfferingDevice]:
         """For each type of an organization, a registered device that offers something."""
         found = list[OfferingDevice]()
-        for sessions in _by_type(self._sessions(), organization).values():
-            for session in sessions:
-                if (offers := await self.offers(session.device)).fields:
-                    found.append(OfferingDevice(session.device, offers))
+        for some in _by_type(await self._registered(organization), organization).values():
+            for device, registration in some:
+                if (offers := await self._offers(device, registration)).fields:
+                    found.append(OfferingDevice(device, offers))
                     break
         return sorted(found, key=lambda one: one.device.type.record.name)
 
+    async def _registered(self, organization: OrganizationKey) -> list[_Registered]:
+        """Registered devices, the last ones first; of several nodes those of the organization."""
+        if self._shared is None:
+            return [(one.device, _of_session(one)) for one in reversed(self._sessions()) if not one.is_over]
+        found = await self._shared.of_organization(organization)
+        devices = {device.key: device for device in await self._devices.get_all(found)}
+        return [(devices[key], one) for key, one in found.items() if key in devices]
+
 
 def _by_type(
-    sessions: Iterable[ManagedSession], organization: OrganizationKey
-) -> dict[DeviceTypeKey, list[ManagedSession]]:
-    """The last registrations of each type."""
-    found = dict[DeviceTypeKey, list[ManagedSession]]()
-    for session in reversed(list(sessions)):
-        record = session.device.type.record
+    registered: Iterable[_Registered], organization: OrganizationKey
+) -> dict[DeviceTypeKey, list[_Registered]]:
+    """The first ones of each type."""
+    found = dict[DeviceTypeKey, list[_Registered]]()
+    for one in registered:
+        record = one[0].type.record
         if record.organization == organization and len(some := found.setdefault(record.key, [])) < _LOOKED_AT:
-            some.append(session)
+            some.append(one)
     return found
 
 
-def _shown(field: str, path: ResourcePath, session: ManagedSession | None) -> ResourceField:
-    if session is None or session.is_over:
+def _of_session(session: ManagedSession) -> ShownRegistration:
+    return ShownRegistration(True, session.is_asleep, session.unobserved, session.offers)
+
+
+def _shown(field: str, path: ResourcePath, registration: ShownRegistration | None) -> ResourceField:
+    if registration is None:
         return ResourceField(field, address_text(path), FieldState.AWAY, _AWAY)
-    if (problem := session.unobserved.get(path)) is not None:
+    if (problem := registration.unobserved.get(path)) is not None:
         return ResourceField(field, address_text(path), FieldState.NOT_OBSERVED, problem)
-    if session.is_asleep:
+    if registration.is_asleep:
         return ResourceField(field, address_text(path), FieldState.ASLEEP, _ASLEEP)
     return ResourceField(field, address_text(path), FieldState.OBSERVED, "")

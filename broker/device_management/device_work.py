@@ -24,6 +24,7 @@ from broker.device_management.queueing import tell_move
 from broker.device_management.requests import unpacked
 from broker.device_management.rollouts import Rollouts
 from broker.device_management.sessions import ManagedSession, ResourcePath, ResourceValue, SessionLostError
+from broker.device_management.shared_registrations import SharedRegistrations
 from broker.device_management.states import BEGUN, Acceptance, DeviceTaskStatus, ErrorCode, TaskFailure, move, put_back
 from broker.device_management.timers import Timers
 from broker.device_management.updates import Done, Failed, Firmware, Go, PutBack, Rest, Step, Verdict, advance
@@ -70,7 +71,12 @@ class _Chosen(msgspec.Struct, frozen=True):
 
 @dataclass(eq=False)
 class DeviceWork:
-    """Images are below `image_root` of their protocol. `stop` ends a roll-out."""
+    """Images are below `image_root` of their protocol. `stop` ends a roll-out. `shared`: other nodes have
+    registrations, too.
+
+    A device task that has begun is of the process that carries it out (`holder`). A device that has registered with
+    another node since takes it along: what the former one finds out then changes nothing.
+    """
 
     _database: Database
     _clock: Clock
@@ -79,8 +85,10 @@ class DeviceWork:
     _operations: Operations
     _image_root: Callable[[str | None], str | None]
     stop: InitVar[Callable[[int], None]]
+    _shared: SharedRegistrations | None = None
 
     def __post_init__(self, stop: Callable[[int], None]) -> None:
+        self._holder = "" if self._shared is None else self._shared.instance
         self._sessions: dict[DeviceKey, ManagedSession] = {}
         self._work: dict[DeviceKey, _Work] = {}
         self._updates: dict[DeviceKey, _Update] = {}
@@ -88,7 +96,7 @@ class DeviceWork:
         self._heard: set[DeviceKey] = set()
         self._outage = Outage("device_task_not_saved")
         self._nursery: trio.Nursery | None = None
-        self.rollouts = Rollouts(self._database, self._clock, self._timers, self.wake, stop)
+        self.rollouts = Rollouts(self._database, self._clock, self._timers, self.wake, stop, self._shared is not None)
 
     # Sessions
 
@@ -105,6 +113,8 @@ class DeviceWork:
 
     def connected(self, session: ManagedSession) -> None:
         self._sessions[session.device.key] = session
+        if self._shared is not None:
+            self._shared.note(session, is_ready=True)
         self.wake(session.device.key)
 
     def disconnected(self, session: ManagedSession) -> None:
@@ -114,7 +124,9 @@ class DeviceWork:
 
     def drop(self, device: DeviceKey) -> None:
         """Forget a device that is not connected any more, or was deleted."""
-        self._sessions.pop(device, None)
+        session = self._sessions.pop(device, None)
+        if session is not None and self._shared is not None and not session.is_over:
+            self._shared.note(session, is_ready=False)
         self._updates.pop(device, None)
         self._heard.discard(device)
         self._timers.cancel(("poll", device))
@@ -147,11 +159,6 @@ class DeviceWork:
             self._work[device] = _Work()
             self._nursery.start_soon(self._serve, device)
         return True
-
-    def firmware_of(self, device: DeviceKey) -> Firmware | None:
-        """The firmware object as the device last reported it, while an update is under way."""
-        update = self._updates.get(device)
-        return None if update is None else update.firmware
 
     # Work
 
@@ -187,6 +194,8 @@ class DeviceWork:
         chosen = await self._choose(session)
         if chosen is None:
             return False
+        if chosen.entry.holder != self._holder:
+            return await self._take_over(chosen)
         if chosen.task.image is None:
             await self._operate(session, chosen, work)
             return True
@@ -210,19 +219,48 @@ class DeviceWork:
             rollout = await self.rollouts.of(one.task)
             again = one.entry.started_on is not None
             if rollout is None or self.rollouts.admit(rollout, one.task.key, device.key, again=again):
-                began = await self._begin(one)
+                began, has_turn = await self._begin(one, again=again)
                 if began is not None:
                     return replace(one, entry=began)
                 if rollout is not None:
                     rollout.undo_begin(again=again)
+                    if not has_turn:
+                        self.rollouts.hold(rollout, one.task.key, device.key)
         return None
 
-    async def _begin(self, chosen: _Chosen) -> DeviceTaskRecord | None:
-        now_ms = self._clock.now_ms()
+    async def _begin(self, chosen: _Chosen, *, again: bool) -> tuple[DeviceTaskRecord | None, bool]:
+        """The device task, if it has begun; and whether the roll-out lets it."""
+        now_ms, is_here = self._clock.now_ms(), self._is_here(chosen.entry.device)
 
-        def work(tx: Transaction) -> DeviceTaskRecord | None:
+        def work(tx: Transaction) -> tuple[DeviceTaskRecord | None, bool]:
+            if not is_here(tx):
+                return None, True
+            if not self.rollouts.may_begin(tx, chosen.task, again=again):
+                return None, False
             publish(tx, TaskProgressed(chosen.task.key))
-            return move(tx, chosen.entry.key, DeviceTaskStatus.PROCESSING, now_ms)
+            return move(tx, chosen.entry.key, DeviceTaskStatus.PROCESSING, now_ms, holder=self._holder), True
+
+        return await self._database.write(work)
+
+    def _is_here(self, device: DeviceKey) -> Callable[[Transaction], bool]:
+        """Says, in a transaction, whether no other node has taken the device over."""
+        return _always if self._shared is None else self._shared.is_here(device)
+
+    async def _take_over(self, chosen: _Chosen) -> bool:
+        """Go on with what another node has begun, where the device was before. An update goes on with its step; the
+        outcome of any other operation is unknown, as when the connection fails. False: the device has gone on."""
+        now_ms, is_here, before = self._clock.now_ms(), self._is_here(chosen.entry.device), chosen.entry
+
+        def work(tx: Transaction) -> bool:
+            if not is_here(tx):
+                return False
+            if (now := tx.tasks.entry(before.key)) is None or now.status not in BEGUN or now.holder != before.holder:
+                return True
+            if chosen.task.image is None:
+                tell_move(tx, now, put_back(tx, now.key, LOST, now_ms))
+            else:
+                tx.tasks.put_entry(replace(now, holder=self._holder))
+            return True
 
         return await self._database.write(work)
 
@@ -258,7 +296,12 @@ class DeviceWork:
     async def _move(
         self, before: DeviceTaskRecord, change: Callable[[Transaction, int], DeviceTaskRecord | None]
     ) -> None:
-        await self._database.write(lambda tx: tell_move(tx, before, change(tx, before.key)))
+        def work(tx: Transaction) -> None:
+            now = tx.tasks.entry(before.key)
+            if now is not None and (now.holder == self._holder or now.status not in BEGUN):
+                tell_move(tx, before, change(tx, before.key))
+
+        await self._database.write(work)
 
     # Updates
 
@@ -282,14 +325,16 @@ class DeviceWork:
         if self._sessions.get(device) is session:  # else the registration has ended
             said = firmware if firmware is not None or known is None else known.firmware
             self._updates[device] = _Update(entry.key, session, 0, said)
-        return await self._follow(session, chosen, verdict)
+        return await self._follow(session, chosen, verdict, firmware)
 
     def _url(self, chosen: _Chosen) -> str:
         # A listener that is gone since the task was made leaves the address of REST.
         root = self._image_root(unpacked(chosen.task.request).protocol) or self._image_root(None)
         return f"{root}/v1.1/updates/urls/{chosen.entry.download}"
 
-    async def _follow(self, session: ManagedSession, chosen: _Chosen, verdict: Verdict) -> bool:
+    async def _follow(
+        self, session: ManagedSession, chosen: _Chosen, verdict: Verdict, firmware: Firmware | None
+    ) -> bool:
         """Store what follows from a step; answer whether the next step may be taken at once."""
         entry, device, now_ms = chosen.entry, session.device.key, self._clock.now_ms()
         match verdict:
@@ -307,10 +352,10 @@ class DeviceWork:
                 return False
             case Rest(step):
                 self._forget(session)
-                await self._set_step(entry, step=step, now_ms=now_ms)
+                await self._set_step(entry, step=step, now_ms=now_ms, reported="")
                 return False
             case Go(step, seconds, tries, is_restart):
-                changes: dict[str, Any] = {"step": step, "tries": tries}
+                changes: dict[str, Any] = {"step": step, "tries": tries, "reported": _reported(firmware, step)}
                 if is_restart:
                     changes |= {"restarts": entry.restarts + 1, "attempts": entry.attempts + 1}
                 if step is Step.OFFER and entry.download is None:
@@ -333,6 +378,19 @@ class DeviceWork:
     @property
     def working(self) -> int:
         return len(self._work)
+
+
+def _always(_tx: Transaction) -> bool:
+    return True
+
+
+def _reported(firmware: Firmware | None, step: Step) -> str:
+    """The part of it that explains why the update waits in this step."""
+    if firmware is None:
+        return ""
+    if step is Step.CHECK:
+        return str(firmware.state or "")
+    return (firmware.version or "") if step is Step.VERIFY else ""
 
 
 def _operation_ended(work: _Work) -> None:
@@ -364,6 +422,6 @@ def _set_step(known: DeviceTaskRecord, tx: Transaction, *, step: Step, now_ms: A
     """Change the step of an update, unless it has ended."""
     publish(tx, TaskProgressed(known.task))
     entry = tx.tasks.entry(known.key)
-    if entry is not None and entry.status in BEGUN:
+    if entry is not None and entry.status in BEGUN and entry.holder == known.holder:
         step_on = entry.step_on if entry.step == step else now_ms
         tx.tasks.put_entry(replace(entry, step=step, step_on=step_on, **changes))

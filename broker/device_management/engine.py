@@ -1,7 +1,8 @@
 """Takes tasks from their creation to their end (reference 15.2).
 
 The store has the state. Work at a later time (schedules, expiries, polls, roll-outs) waits in `Timers`; work for
-registered devices is in `DeviceWork`.
+registered devices is in `DeviceWork`, which each of several nodes has for its own ones. One of them, with the lease,
+queues tasks, and has their clock.
 """
 
 from collections.abc import Awaitable, Callable
@@ -12,7 +13,15 @@ import msgspec
 import structlog
 import trio
 
-from broker.cluster.kinds import DEVICE_TASK_MOVED, ROLLOUT_CHANGED, TASK_ADDED, DeviceTaskMove, publish
+from broker.cluster.kinds import (
+    DEVICE_TASK_MOVED,
+    DEVICES_HAVE_TASKS,
+    NODE_BURIED,
+    ROLLOUT_CHANGED,
+    TASK_ADDED,
+    DeviceTaskMove,
+    publish,
+)
 from broker.core import Core
 from broker.device_management.configuration import Configurations
 from broker.device_management.device_actions import DeviceActions
@@ -30,6 +39,7 @@ from broker.device_management.queueing import (
 )
 from broker.device_management.reports import Reports
 from broker.device_management.sessions import ManagedSession, ObservationSettings, Readings, latest
+from broker.device_management.shared_registrations import SharedRegistrations
 from broker.device_management.states import (
     BEGUN,
     ENDED,
@@ -86,6 +96,7 @@ class ManagementEngine:
         operations: Operations,
         actions: DeviceActions,
         wanted: WantedWrites,
+        shared: SharedRegistrations | None = None,
     ) -> None:
         self._database, self._clock = core.database, core.clock
         self._presence = presence
@@ -94,14 +105,23 @@ class ManagementEngine:
         self._reports = reports
         self._actions = actions
         self._wanted = wanted
+        self._shared = shared
         self._timers = Timers(core.clock.now_ms)  # schedules and expiries, which people name
         self._waits = Timers(core.clock.steady_ms)  # durations, which changes of the wall clock do not affect
         self.work = DeviceWork(
-            core.database, core.clock, self._waits, configurations, operations, core.site.image_root, self._stop_rollout
+            core.database,
+            core.clock,
+            self._waits,
+            configurations,
+            operations,
+            core.site.image_root,
+            self._stop_rollout,
+            shared,
         )
         self._wakeup = Wakeup()
         self._is_open = core.peers is None  # takes tasks
         self._nursery: trio.Nursery | None = None
+        self._of_devices: trio.Nursery | None = None
         self._outage = Outage("task_not_saved")
         self._ended = dict.fromkeys(ENDED, 0)
         self._tried_again = 0
@@ -109,6 +129,10 @@ class ManagementEngine:
         core.news.listen(TASK_ADDED, self._task_added)
         core.news.listen(ROLLOUT_CHANGED, self._rollout_changed)
         core.news.listen(DEVICE_TASK_MOVED, self._settled)
+        core.news.listen(DEVICES_HAVE_TASKS, self._wake)
+        core.news.listen_elsewhere(DEVICE_TASK_MOVED, self._settled_elsewhere)
+        core.news.listen_elsewhere(TASK_ADDED, self._changed_elsewhere)
+        core.news.listen(NODE_BURIED, self._node_buried)
 
     # Registrations
 
@@ -116,6 +140,12 @@ class ManagementEngine:
         found = await self._configurations.of(device.type)
         paths = tuple(dict.fromkeys(device.manifest.manifest.resources.values()))
         return ObservationSettings(found.device_properties_enabled, found.pmin, found.pmax, paths)
+
+    def begin(self, session: ManagedSession) -> None:
+        self._actions.begin(session)
+
+    async def begun(self, session: ManagedSession) -> None:
+        await self._actions.begun(session)
 
     async def admit(self, device: Device) -> None:
         await self._properties.note_registration(device.key)
@@ -130,12 +160,16 @@ class ManagementEngine:
         self.work.disconnected(session)
         self._actions.disconnected(session)
         self._wanted.disconnected(session)
+        if self._shared is not None:
+            self._shared.end(session)
 
     async def receive_values(self, device: Device, readings: Readings, *, is_read: bool = False) -> None:
         is_kept = (await self._configurations.of(device.type)).device_properties_enabled
         if is_kept or device.manifest.manifest.resources:
             await self._reports.take(device, readings, is_kept=is_kept, is_read=is_read)
         self.work.said(device.key, latest(readings))
+        if self._shared is not None and (session := self._actions.session_of(device.key)) is not None:
+            self._shared.note(session)
 
     def receive_unreadable(self, device: Device, payload: bytes, reason: str) -> None:
         self._reports.keep_unreadable(device, payload, reason)
@@ -143,7 +177,7 @@ class ManagementEngine:
     # Tasks
 
     def _task_added(self, _key: int, task: TaskRecord | None) -> None:
-        if task is not None and self._is_open:
+        if task is not None and self._is_open and task.status != TaskStatus.CANCELLED:
             self._added(task)
 
     def _added(self, task: TaskRecord) -> None:
@@ -153,6 +187,22 @@ class ManagementEngine:
             begin = partial(self._start, ("schedule", task.key), partial(self._schedule_reached, task.key))
             self._timers.set(("schedule", task.key), task.scheduled_on, begin)
         self._wakeup.set()
+
+    def _changed_elsewhere(self, key: int, task: TaskRecord | None) -> None:
+        """Should the node that cancels a task end before it has cancelled all of it, this one does."""
+        if task is not None and task.status == TaskStatus.CANCELLED:
+            self._start(("cancel", key), partial(self.cancel_device_tasks, key))
+
+    def _wake(self, devices: tuple[DeviceKey, ...], _content: None) -> None:
+        for device in devices:
+            self.work.wake(device)
+
+    def _node_buried(self, _node: str, _content: None) -> None:
+        self._start(("buried", 0), self._put_back_interrupted)
+
+    async def _put_back_interrupted(self) -> None:
+        now_ms = self._clock.now_ms()
+        await self._database.write(partial(_put_back_interrupted, self._shared is not None, now_ms))
 
     def _rollout_changed(self, task: int, _content: None) -> None:
         self.work.rollouts.forget(task)
@@ -180,7 +230,15 @@ class ManagementEngine:
         self.work.rollouts.forget(task)
 
     def _stop_rollout(self, task: int) -> None:
-        self._start(("stop", task), partial(self._in_batches, task, partial(cancel_some, failure=_ABORTED)))
+        """Each node does this that knows of the roll-out: the one with the lease may have none of its devices."""
+        if self._of_devices is not None:
+            self._of_devices.start_soon(self._run, ("stop", task), partial(self._stop, task))
+
+    async def _stop(self, task: int) -> None:
+        record = await self._database.read(lambda tx: tx.tasks.task(task))
+        rollout = None if record is None else await self.work.rollouts.of(record)
+        if rollout is not None and rollout.is_aborted:  # what this node counts may be too much
+            await self._in_batches(task, partial(cancel_some, failure=_ABORTED))
 
     async def _in_batches(self, task: int, change: Callable[..., int]) -> None:
         """Change the device tasks of a task, a bounded number in each transaction."""
@@ -206,14 +264,23 @@ class ManagementEngine:
         else:
             self._outage.succeeded()
 
+    def _settled_elsewhere(self, moved: DeviceTaskMove, _content: None) -> None:
+        """Another node counts it."""
+        self._count(moved, -1)
+
+    def _count(self, moved: DeviceTaskMove, number: int) -> None:
+        status = DeviceTaskStatus(moved.after.status)
+        if status in ENDED:
+            self._ended[status] += number
+        elif status is DeviceTaskStatus.QUEUED and moved.before.status in BEGUN:
+            self._tried_again += number
+
     def _settled(self, moved: DeviceTaskMove, _content: None) -> None:
         """A step of a device task has ended."""
         status = DeviceTaskStatus(moved.after.status)
+        self._count(moved, 1)
         if status in ENDED:
-            self._ended[status] += 1
             self.work.stop_operation(moved.after.key, moved.after.device)
-        elif status is DeviceTaskStatus.QUEUED and moved.before.status in BEGUN:
-            self._tried_again += 1
         elif status is DeviceTaskStatus.CANCEL_REQUESTED:
             self.work.wake(moved.after.device)
         self.work.rollouts.settled(moved)
@@ -238,10 +305,8 @@ class ManagementEngine:
         await self._resume()
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            self.work.begin_in(nursery)
             try:
                 nursery.start_soon(self._timers.run_forever)
-                nursery.start_soon(self._waits.run_forever)
                 task_status.started()
                 await Loop(
                     self._queue_next,
@@ -252,12 +317,29 @@ class ManagementEngine:
                 ).run()
             finally:
                 self._nursery = None
+
+    async def work_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Carry out the device tasks of the devices that are registered here."""
+        async with trio.open_nursery() as nursery:
+            self._of_devices = nursery
+            self.work.begin_in(nursery)
+            nursery.start_soon(self._waits.run_forever)
+            if self._shared is not None:  # an earlier process of this node may have ended without being buried
+                nursery.start_soon(self._run, ("interrupted", 0), self._put_back_interrupted)
+            task_status.started()
+            try:
+                await trio.sleep_forever()
+            finally:
+                self._of_devices = None
                 self.work.end()
 
     async def _resume(self) -> None:
         """Go on where the last run stopped. Operations that were under way then are tried again."""
-        now_ms = self._clock.now_ms()
-        await self._database.write(partial(_put_back_interrupted, now_ms))
+        await self._put_back_interrupted()
+        for device in await self._database.read(lambda tx: tx.tasks.deleted_devices(OPEN)):
+            self._timers.set(
+                ("deleted", device), 0, partial(self._start, ("deleted", device), partial(self._end_all_of, device))
+            )
         for task in await self._database.read(_unfinished):
             self._added(task)
             if task.status == TaskStatus.CANCELLED:
@@ -279,8 +361,6 @@ class ManagementEngine:
         is_last = False
         while not is_last:
             queued = await self._database.write(partial(_queue_some, task.key, self._clock.now_ms()))
-            for device in queued.devices:
-                self.work.wake(device)
             is_last = queued.is_last
         if task.expires_on <= self._clock.now_ms():  # its timer came while it was being queued
             self._begin_expiry(task.key)
@@ -301,7 +381,10 @@ class ManagementEngine:
 
 def _queue_some(task: int, now_ms: Milliseconds, tx: Transaction) -> QueuedDevices:
     publish(tx, TaskProgressed(task))
-    return queue_some(tx, task, now_ms)
+    queued = queue_some(tx, task, now_ms)
+    if queued.devices:
+        tx.tell(DEVICES_HAVE_TASKS, queued.devices)
+    return queued
 
 
 def _unfinished(tx: Transaction) -> list[TaskRecord]:
@@ -310,9 +393,12 @@ def _unfinished(tx: Transaction) -> list[TaskRecord]:
     return [*tasks.values(), *tx.tasks.tasks(tx.tasks.tasks_with_entries(OPEN) - tasks.keys())]
 
 
-def _put_back_interrupted(now_ms: Milliseconds, tx: Transaction) -> None:
-    """An update goes on by itself; any other operation that was under way has an unknown outcome."""
+def _put_back_interrupted(is_shared: bool, now_ms: Milliseconds, tx: Transaction) -> None:
+    """An update goes on by itself; any other operation that was under way has an unknown outcome. With `is_shared`
+    those of nodes that live are still under way."""
+    living = {node.instance for node in tx.leases.nodes()} if is_shared else set[str]()
     for task in tx.tasks.tasks(tx.tasks.tasks_with_entries(BEGUN)):
         if task.image is None:
             for entry in tx.tasks.entries_with(task.key, BEGUN, limit=ALL_ROWS):
-                put_back(tx, entry.key, _STOPPED, now_ms)
+                if entry.holder not in living:
+                    put_back(tx, entry.key, _STOPPED, now_ms)

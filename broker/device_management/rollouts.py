@@ -6,7 +6,7 @@ exceed the bound by one batch at most.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -18,7 +18,7 @@ from broker.cluster.kinds import DeviceTaskMove
 from broker.device_management.requests import RolloutPlan, unpacked
 from broker.device_management.states import BEGUN, ENDED, DeviceTaskStatus
 from broker.device_management.timers import Timers
-from storage.database import Database
+from storage.database import Database, Transaction
 from storage.keys import DeviceKey
 from storage.tasks import TaskRecord
 
@@ -40,21 +40,27 @@ class Rollout:
     """The roll-out of one task."""
 
     def __init__(
-        self, plan: RolloutPlan, phase: RolloutPhase, *, total: int, started: Sequence[tuple[int, str]], now_ms: int
+        self,
+        plan: RolloutPlan,
+        phase: RolloutPhase,
+        *,
+        total: int,
+        started: Mapping[str, int],
+        begun: Sequence[int] = (),
     ) -> None:
         """`phase` is OPEN when there are no canary devices, or the operator let the roll-out go on without them.
 
-        `started`: when device tasks began, in order, and their present statuses.
+        `started`: how many device tasks that have begun have each status. `begun`: when those of the last minute began,
+        in order.
         """
         self.plan = plan
         self.total = total
-        statuses = [status for _, status in started]
-        self.started = len(started)
-        self.ended = sum(status in ENDED for status in statuses)
-        self.succeeded = statuses.count(DeviceTaskStatus.SUCCEEDED)
-        self.failed = statuses.count(DeviceTaskStatus.FAILED)
-        self.running = sum(status in BEGUN for status in statuses)
-        self._begun = deque(begun for begun, _ in started if begun > now_ms - _MINUTE_MS)
+        self.started = sum(started.values())
+        self.ended = sum(started.get(status, 0) for status in ENDED)
+        self.succeeded = started.get(DeviceTaskStatus.SUCCEEDED, 0)
+        self.failed = started.get(DeviceTaskStatus.FAILED, 0)
+        self.running = sum(started.get(status, 0) for status in BEGUN)
+        self._begun = deque(begun)
         #: Connected devices that wait for their turn, in the order in which they asked.
         self.held: dict[DeviceKey, None] = {}
         # More than the canary devices have begun: their result was good.
@@ -150,7 +156,8 @@ class Rollouts:
     """The roll-outs of the tasks that are under way, and the devices that wait for their turn in them.
 
     `wake` lets a device look for its next device task, and answers whether it is connected. `stop` cancels the
-    device tasks of a task that have not begun.
+    device tasks of a task that have not begun. `is_shared`: devices of other nodes begin, too, so that the store
+    decides (`may_begin`), and what is known here only says when to ask it.
     """
 
     _database: Database
@@ -158,28 +165,58 @@ class Rollouts:
     _timers: Timers
     _wake: Callable[[DeviceKey], bool]
     _stop: Callable[[int], None]
+    _is_shared: bool = False
     _known: dict[int, Rollout] = field(default_factory=dict, init=False)
     _changes: Changes = field(default_factory=Changes, init=False)
 
     async def of(self, task: TaskRecord) -> Rollout | None:
         """The roll-out of a task; None for a task without one."""
+        if unpacked(task.request).rollout is None:
+            return None
+        if not self._is_shared and (known := self._known.get(task.key)) is not None:
+            return known
+
+        async def read() -> Rollout | None:
+            return await self._database.read(partial(self._read, task))
+
+        if not self._is_shared:
+            built = await self._changes.settled(read)
+            return None if built is None else self._known.setdefault(task.key, built)
+        if (built := await read()) is None:
+            return None
+        if (former := self._known.get(task.key)) is not None:
+            built.held = former.held
+        self._known[task.key] = built
+        return built
+
+    def _read(self, task: TaskRecord, tx: Transaction) -> Rollout | None:
+        """The roll-out as the store has it."""
         plan = unpacked(task.request).rollout
         if plan is None:
             return None
-        if (known := self._known.get(task.key)) is not None:
-            return known
+        phase = task.phase if (now := tx.tasks.task(task.key)) is None else now.phase
+        ahead_ms = self._clock.now_ms() - self._clock.steady_ms()
+        since_ms = self._clock.now_ms() - _MINUTE_MS
+        begun = [] if plan.devices_per_minute is None else tx.tasks.begun_since(task.key, since_ms)
+        return Rollout(
+            plan,
+            RolloutPhase(phase),
+            total=sum(tx.tasks.counts(task.key).values()),
+            started=tx.tasks.begun_counts(task.key),
+            begun=[at_ms - ahead_ms for at_ms in begun],
+        )
 
-        async def read() -> tuple[int, list[tuple[int, str]]]:
-            return await self._database.read(
-                lambda tx: (sum(tx.tasks.counts(task.key).values()), tx.tasks.started(task.key))
-            )
+    def may_begin(self, tx: Transaction, task: TaskRecord, *, again: bool) -> bool:
+        """Whether another device may begin, on whatever node the others are, in the transaction in which it does."""
+        if not self._is_shared:
+            return True
+        rollout = self._read(task, tx)
+        return rollout is None or rollout.may_begin(self._clock.steady_ms(), again=again)
 
-        total, started = await self._changes.settled(read)
-        now_ms = self._clock.steady_ms()
-        ahead_ms = self._clock.now_ms() - now_ms
-        begun = [(begun - ahead_ms, status) for begun, status in started]
-        built = Rollout(plan, RolloutPhase(task.phase), total=total, started=begun, now_ms=now_ms)
-        return self._known.setdefault(task.key, built)
+    def hold(self, rollout: Rollout, task: int, device: DeviceKey) -> None:
+        """The device waits for its turn: others have begun on other nodes."""
+        rollout.held[device] = None
+        self._look_again(rollout, task)
 
     def admit(self, rollout: Rollout, task: int, device: DeviceKey, *, again: bool) -> bool:
         """Whether the device may begin now; it has then begun. Otherwise it is woken when its turn has come."""
@@ -206,6 +243,8 @@ class Rollouts:
         if (rollout := self._known.get(task)) is None:
             return
         room = rollout.room(self._clock.steady_ms())
+        if self._is_shared:  # what it counts here may be too much
+            room = max(room, 1)
         while room > 0 and rollout.held:
             device = next(iter(rollout.held))
             del rollout.held[device]
@@ -227,6 +266,8 @@ class Rollouts:
             self._stop(moved.after.task)
         else:
             self._wake_held(moved.after.task)
+        if self._is_shared and not rollout.held and rollout.ended >= rollout.total:
+            self._known.pop(moved.after.task, None)
 
     def forget(self, task: int) -> None:
         """Forget a task that has ended or whose phase was changed in the store: its devices are read again."""

@@ -19,6 +19,7 @@ from broker.device_management.operations import Operations
 from broker.device_management.properties import DeviceProperties
 from broker.device_management.registry import shipped_models
 from broker.device_management.reports import Reports
+from broker.device_management.shared_registrations import SharedRegistrations
 from broker.device_management.tasks import Tasks
 from broker.device_management.waiting import Waiting
 from broker.device_management.wanted_writes import WantedWrites
@@ -63,11 +64,12 @@ async def open_device_management(
     core.life.worker("downloads", downloads.flush_forever, save=downloads.flush, statistics=downloads.statistics)
     reports = Reports(properties, messages.ingest)
     operations = Operations(objects, properties, reports)
-    actions = DeviceActions(core, devices.registry, objects, messages.history, limits.charged)
+    shared = None if core.peers is None else SharedRegistrations(database, clock, core.peers)
+    actions = DeviceActions(core, devices.registry, objects, messages.history, limits.charged, shared)
     core.life.worker("device actions", actions.run_forever, save=actions.save, statistics=actions.statistics)
     writes = WantedWrites(core, wanted, objects)
     core.life.worker("wanted writes", writes.run_forever, statistics=writes.statistics)
-    engine = ManagementEngine(core, devices.presence, configurations, properties, reports, operations, actions, writes)
+    engine = ManagementEngine(core, devices.presence, configurations, properties, reports, operations, actions, writes, shared)
     core.life.worker(
         "tasks",
         engine.run_forever,
@@ -75,14 +77,17 @@ async def open_device_management(
         forget=engine.forget_all,
         statistics=engine.statistics,
     )
+    core.life.worker("device tasks", engine.work_forever)
     return DeviceManagementRoom(
         objects=objects,
         configurations=configurations,
         properties=properties,
         tasks=Tasks(database, clock, configurations, objects, engine, core.site.image_root),
-        waiting=Waiting(database, device_types.catalog, devices.presence, configurations, engine.work, downloads),
+        waiting=Waiting(
+            database, device_types.catalog, devices.presence, configurations, engine.work, downloads, shared
+        ),
         actions=actions,
-        resources=DeviceResources(actions.session_of, actions.sessions, objects, properties),
+        resources=DeviceResources(devices.registry, actions.session_of, actions.sessions, objects, properties, shared),
         images=images,
         downloads=downloads,
         registrations=engine,

@@ -80,6 +80,10 @@ class ManagedSession(Protocol):
         """The registration has ended; every operation raises SessionLostError."""
 
     @property
+    def has_queue_mode(self) -> bool:
+        """The device sleeps between the times when it says something."""
+
+    @property
     def is_asleep(self) -> bool:
         """The device is in queue mode and is not listening now: operations wait until it is heard again."""
 
@@ -116,6 +120,12 @@ class RegistrationPort(Protocol):
     """Interface of device management to the server to which devices register."""
 
     async def observation_of(self, device: Device) -> ObservationSettings: ...
+
+    def begin(self, session: ManagedSession) -> None:
+        """The device registers: other nodes hear of it with the commit to come."""
+
+    async def begun(self, session: ManagedSession) -> None:
+        """Wait for that commit, before the device is told. Raises StoreError."""
 
     async def admit(self, device: Device) -> None:
         """Make it durable that the device has registered, before it is told so: from now on tasks wait for it.

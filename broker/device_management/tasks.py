@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from broker.clock import Clock
-from broker.cluster.kinds import ROLLOUT_CHANGED, TASK_ADDED, publish
+from broker.cluster.kinds import DEVICES_HAVE_TASKS, ROLLOUT_CHANGED, TASK_ADDED, publish
 from broker.device_management.configuration import Configurations
 from broker.device_management.engine import ManagementEngine
 from broker.device_management.objects import ObjectMap
@@ -228,6 +228,7 @@ class Tasks:
             if (moved := move_task(tx, task.key, TaskStatus.CANCELLED, now_ms)) is None:
                 raise Conflict(TASK_ENDED)
             note(tx, AuditEvent.TASK_CANCELLED, f"task {task.id}", now_ms=now_ms)
+            tx.tell(TASK_ADDED, task.key)
             publish(tx, TaskProgressed(task.key))
             return moved
 
@@ -279,13 +280,13 @@ class Tasks:
             event = AuditEvent.UPDATE_ACCEPTED if is_accepted else AuditEvent.UPDATE_REJECTED
             _note(tx, event, entry, now_ms)
             publish(tx, TaskProgressed(entry.task))
+            tx.tell(DEVICES_HAVE_TASKS, (entry.device,))
             if not is_accepted and (failed := fail(tx, entry.key, _REJECTED, now_ms)) is not None:
                 tell_move(tx, entry, failed)
                 return failed
             return answered
 
         answered: DeviceTaskRecord = await self._database.write(work)
-        self._engine.work.wake(entry.device)
         return Acceptance(answered.acceptance)
 
 

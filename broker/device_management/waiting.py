@@ -10,6 +10,7 @@ from broker.device_management.configuration import Configurations
 from broker.device_management.device_work import DeviceWork
 from broker.device_management.downloads import Downloads
 from broker.device_management.rollouts import Rollout, RolloutPhase
+from broker.device_management.shared_registrations import SharedRegistrations, ShownRegistration
 from broker.device_management.states import ENDED, OPEN, TASK_ENDED, Acceptance, DeviceTaskStatus
 from broker.device_management.updates import Step
 from broker.device_types.catalog import DeviceTypes
@@ -34,6 +35,8 @@ class _Facts(msgspec.Struct, frozen=True):
     rollout: Rollout | None
     properties_enabled: bool
     presences: Mapping[DeviceKey, PresenceRecord]
+    #: Of several nodes, on whatever node they are.
+    registrations: Mapping[DeviceKey, ShownRegistration]
     #: By device: the id of the older task that is under way.
     earlier: Mapping[DeviceKey, str]
 
@@ -46,6 +49,7 @@ class Waiting:
     _configurations: Configurations
     _work: DeviceWork
     _downloads: Downloads
+    _shared: SharedRegistrations | None = None
 
     async def explain(self, task: TaskRecord, entries: Sequence[DeviceTaskRecord]) -> list[TaskWait]:
         """Explain entries of a task, at most a page of them."""
@@ -63,6 +67,7 @@ class Waiting:
             None if task.status in TASK_ENDED else await self._work.rollouts.of(task),
             configuration.device_properties_enabled,
             await self._presence.of_all(devices),
+            {} if self._shared is None else await self._shared.shown(devices),
             earlier,
         )
         return [self._explained(entry, facts) for entry in entries]
@@ -83,14 +88,15 @@ class Waiting:
             return "The task is still being given to its devices."
         if entry.acceptance == Acceptance.WAITING:
             return "The owner of the device has not accepted the update yet."
-        session = self._work.session_of(entry.device)
-        is_connected = session is not None
+        session, elsewhere = self._work.session_of(entry.device), facts.registrations.get(entry.device)
+        is_connected = session is not None or (elsewhere is not None and elsewhere.is_ready)
+        is_asleep = elsewhere is not None and elsewhere.is_asleep if session is None else session.is_asleep
         if entry.status == DeviceTaskStatus.QUEUED:
             return self._queued(entry, facts, is_connected)
         if not is_connected:
             return _interrupted(entry, facts.presences[entry.device], progress)
         # While it fetches the image, and while it installs it, what it does says more.
-        if session is not None and session.is_asleep and not progress and entry.step != Step.REBOOT:
+        if is_asleep and not progress and entry.step != Step.REBOOT:
             return "The device sleeps, and is asked when it is heard again."
         if facts.task.image is None:
             return "The device has not answered the request yet."
@@ -120,11 +126,10 @@ class Waiting:
         return "The device begins now."
 
     def _under_way(self, entry: DeviceTaskRecord, facts: _Facts, progress: int | None) -> str:
-        firmware = self._work.firmware_of(entry.device)
         match Step(entry.step):
             case Step.NONE | Step.CHECK:
-                if firmware is not None and firmware.state:
-                    return f"The device is busy with another update: its update state is {firmware.state}."
+                if entry.reported:
+                    return f"The device is busy with another update: its update state is {entry.reported}."
                 return "The device has not answered the request for its update state yet."
             case Step.OFFER:
                 return "The device has not confirmed the address of the image yet."
@@ -137,7 +142,7 @@ class Waiting:
             case Step.REBOOT:
                 return "The device installs the image, and has not registered again yet."
             case Step.VERIFY:
-                version = (None if firmware is None else firmware.version) or "no version"
+                version = entry.reported or "no version"
                 wanted = "a deleted image" if facts.image is None else facts.image.version
                 return f"The device reports {version} instead of {wanted}; it is asked up to three times."
 

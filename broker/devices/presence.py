@@ -66,7 +66,7 @@ class Presence:
 
     async def resume(self) -> None:
         """Read what the last run left. At the start no device is connected to this node, so online periods end."""
-        await self._database.write(partial(_end_online_periods, self._node))
+        await self._database.write(partial(_end_online_periods, self._node, self._clock.now_ms()))
         self._online_by_themselves = await self._database.read(lambda tx: tx.devices.online_without_connection())
 
     def _went_online(self, fact: DeviceWentOnline) -> None:
@@ -229,11 +229,13 @@ def _tell(change: Availability, tx: Transaction) -> None:
         tx.tell(AVAILABILITY, change)
 
 
-def _end_online_periods(node: str | None, tx: Transaction) -> None:
+def _end_online_periods(node: str | None, now_ms: Milliseconds, tx: Transaction) -> None:
     if node is None:
         tx.device_connections.forget_all()
+        tx.lwm2m.forget_all()
     else:
         tx.device_connections.end_all(node)
+        tx.lwm2m.end_all(node, now_ms=now_ms, head=tx.messages.head())
     tx.devices.end_online_periods()
 
 

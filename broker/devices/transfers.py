@@ -147,6 +147,8 @@ class DeviceTransfers:
             tx.tell(DEVICE, known.key)
             tx.tell(WANTED, known.key)
             about = (type_.record, None, now_ms)
+            tx.lwm2m.forget_actions(known.key, tx.messages.head())
+            tx.lwm2m_actions.end_of_device(known.key)
             publish(tx, device_fact(DeviceHandedOver, known, *about), SharesChanged(known.key))
             if (now := tx.devices.device(known.key)) is not None:
                 publish(tx, device_fact(DeviceTakenOver, now, *about))

@@ -17,6 +17,7 @@ from broker.cluster.kinds import AVAILABILITY, CONNECTION_REPLACED, Availability
 from broker.cluster.news import News
 from broker.loops import Loop
 from storage.database import CommitGroup, Database, StoreWork, Transaction
+from storage.device_connections import Sort
 from storage.keys import DeviceKey, Milliseconds
 from storage.sql import StoreError
 
@@ -51,11 +52,12 @@ class ConnectionClaims:
         self._left: dict[int, DeviceKey] = {}
         news.listen_elsewhere(CONNECTION_REPLACED, self._replaced)
 
-    def begin(self, link: Claimed) -> None:
-        """Claim the device for this connection, in the commit to come."""
+    def begin(self, link: Claimed, *, is_registration: bool = False) -> None:
+        """Claim the device for this connection, in the commit to come. A registration takes the place of another."""
+        sort = Sort.REGISTRATION if is_registration else Sort.EXCLUSIVE if link.is_exclusive else Sort.SHARED
         number = next(self._numbers)
         self._claimed[number], self._number_of[link] = link, number
-        group, begin = self._database.open_group, partial(_begin, self._node, number, link.key, link.is_exclusive)
+        group, begin = self._database.open_group, partial(_begin, self._node, number, link.key, sort)
         work = self._database.write_nowait(partial(begin, self._now_ms()))
         self._storing[link] = group, work
         group.callbacks.append(partial(self._ended, number, link, work))
@@ -127,11 +129,9 @@ def _end(node: str, ended: Mapping[int, DeviceKey], now_ms: Milliseconds, tx: Tr
             tx.tell(AVAILABILITY, Availability(device, "offline", now_ms))
 
 
-def _begin(
-    node: str, number: int, device: DeviceKey, is_exclusive: bool, now_ms: Milliseconds, tx: Transaction
-) -> None:
+def _begin(node: str, number: int, device: DeviceKey, sort: Sort, now_ms: Milliseconds, tx: Transaction) -> None:
     if not tx.device_connections.connected([device]):
         tx.tell(AVAILABILITY, Availability(device, "online", now_ms))
-    replaced = tx.device_connections.begin(node, number, device, is_exclusive=is_exclusive)
+    replaced = tx.device_connections.begin(node, number, device, sort)
     if others := tuple(one for one in replaced if one[0] != node):
         tx.tell(CONNECTION_REPLACED, ConnectionReplaced(device, others))

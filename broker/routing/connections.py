@@ -71,6 +71,7 @@ class DeviceLink:
     since: int = 0
     dropped: int = 0
     is_elsewhere: bool = False  # the device has a newer connection to another node
+    is_registration: bool = False
 
     def __post_init__(self) -> None:
         origin = current_origin()
@@ -173,6 +174,7 @@ class Connections:
         close: Callable[[CloseReason], None],
         is_allowed: Callable[[], bool] = lambda: True,
         tell_wanted: Callable[[bytes], object] | None = None,
+        is_registration: bool = False,
     ) -> DeviceLink:
         """An authenticated connection, which is registered for as long as the block lasts.
 
@@ -186,15 +188,18 @@ class Connections:
             close: called on the loop when the broker ends the link; must return at once.
             tell_wanted: called on the loop with each change of the values that are wanted of the device (reference
                 9.10), without waiting. None for a connection that takes none.
+            is_registration: of LWM2M, of which a device has one on several nodes together.
             is_allowed: asked, without waiting, when shares or grants have changed; always true for a device token.
         """
-        return DeviceLink(self, device, protocol, token, deliver, close, is_allowed, exclusive, tell_wanted)
+        link = DeviceLink(self, device, protocol, token, deliver, close, is_allowed, exclusive, tell_wanted)
+        link.is_registration = is_registration
+        return link
 
     def enter(self, link: DeviceLink) -> None:
         """Register the link. An exclusive one replaces the one before."""
         link.since = self._clock.now_ms()
         if self._claims is not None:
-            self._claims.begin(link)
+            self._claims.begin(link, is_registration=link.is_registration)
         key = link.device.key
         incumbent = self._exclusive.get(key) if link.is_exclusive else None
         was_online = self.is_online(key)

@@ -68,7 +68,7 @@ async def open_rules(
     messages: MessagesRoom,
     requests: RuleRequests | None,
     of_models: ModelsRoom,
-    reason: Callable[[Device, str], str],
+    reason: Callable[[Device, str], Awaitable[str]],
     wanted: Wanted,
 ) -> RulesRoom:
     """Open rules. Without `requests`, HTTP requests of rules stay in the queue. `reason` says why no value of a field

@@ -27,6 +27,8 @@ from tests.fakes import HeldRunner
 WHO_HEARS_OF_WHAT = {
     "ApplicationGrantsChanged": ["Permissions._many_changed", "Feeds._grants_changed", "Connections._grants_changed"],
     "DeliveriesProgressed": ["ProgressFeed._progressed"],
+    "DeviceActionDelivered": ["Events._device_fact"],
+    "DeviceActionFailed": ["Events._device_fact"],
     "DeviceChanged": [
         "Tokens._forget_device",
         "Feeds._device_changed",
@@ -95,7 +97,9 @@ WHO_HEARS_OF_WHAT = {
     "UserProfileUpdated": ["Events._profile_updated"],
     "account closed": ["Inventory._account_closed"],
     "device": ["Devices._changed"],
-    "device task moved": ["ManagementEngine._settled"],
+    "device task moved": ["ManagementEngine._settled"],  # by other nodes: ManagementEngine._settled_elsewhere
+    "devices have tasks": ["ManagementEngine._wake"],
+    "node buried": ["ManagementEngine._node_buried"],
     "management": ["Configurations._heard"],
     "model": ["Shelf.changed", "Training._model_changed"],
     "connection replaced": [],  # by other nodes: ConnectionClaims._replaced
@@ -110,7 +114,7 @@ WHO_HEARS_OF_WHAT = {
     "rule": ["RuleLoader.changed"],
     "rule failed": ["RuleEngine._rule_failed"],
     "subscription": ["Subscriptions.changed"],
-    "task added": ["ManagementEngine._task_added"],
+    "task added": ["ManagementEngine._task_added"],  # by other nodes: ManagementEngine._changed_elsewhere
     "tier": ["Tiers.tier_changed"],
     "wanted": ["Following._changed"],
     "token shortened": ["Tokens._shortened"],

@@ -5,7 +5,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Final
@@ -13,6 +13,7 @@ from typing import IO, Final
 import httpx
 
 from tests.daemon import Daemon, command_output, write_world
+from tests.factories import LIGHT_MANIFEST
 from tests.free_port import free_port
 from tests.postgresql import server
 
@@ -37,17 +38,18 @@ class Node:
         mqtt: str = "",
         lease_seconds: float = LEASE_SECONDS,
     ) -> None:
-        """`nodes`: of `cluster`; `settings`, `cluster` and `mqtt` are further lines of the configuration."""
+        """`nodes`: of `cluster`; `settings`, `cluster` and `mqtt` are further lines of the configuration. LWM2M_PORT in
+        `settings` is a free port of this node."""
         folder.mkdir()
         self.name, self.url = name, url
-        self.http, self.mqtt, self.coap = free_port(), free_port(), free_port()
+        self.http, self.mqtt, self.coap, self.lwm2m = (free_port() for _ in range(4))
         self.daemon = Daemon(folder / "state", "")
         self.daemon.state.mkdir(mode=0o700)
         shutil.copy(key, self.daemon.state / "key")
         self.daemon.config.write_text(
             f'state_dir = "{self.daemon.state}"\n[http]\nbind = "127.0.0.1:{self.http}"\n'
             f'[mqtt]\nbind = "127.0.0.1:{self.mqtt}"\n{mqtt}[coap]\nbind = "127.0.0.1:{self.coap}"\n'
-            f'[limits]\nrate_limits = "off"\nquotas = "off"\n{settings}'
+            f'[limits]\nrate_limits = "off"\nquotas = "off"\n{settings.replace("LWM2M_PORT", str(self.lwm2m))}'
             f'[storage]\nurl = "{url}"\n[cluster]\nnode = "{name}"\nnodes = "{nodes}"\n'
             f"lease_seconds = {lease_seconds}\n{cluster}",
             encoding="utf-8",
@@ -117,16 +119,26 @@ def wait_until(is_so: Callable[[], bool], what: str, seconds: float = PATIENCE_S
 
 
 @contextmanager
-def running_nodes(folder: Path, *names: str, devices: int = 8) -> Iterator[list[Node]]:
+def running_nodes(
+    folder: Path,
+    *names: str,
+    devices: int = 8,
+    settings: str = "",
+    manifest: Mapping[str, object] = LIGHT_MANIFEST,
+) -> Iterator[list[Node]]:
     """Nodes that serve one store, in which Ada has so many lights."""
     postgresql = server()
     database = postgresql.new_database(template="template0")
     config, file = write_world(
-        folder / "provisioned", devices=devices, settings=f'[storage]\nurl = "{postgresql.url(database)}"\n'
+        folder / "provisioned",
+        devices=devices,
+        settings=f'[storage]\nurl = "{postgresql.url(database)}"\n',
+        manifest=manifest,
     )
     command_output("provision", file, "--config", config)
     key = folder / "provisioned" / "state" / "key"
-    nodes = [Node(folder / name, name, postgresql.url(database), key, nodes="several") for name in names]
+    url = postgresql.url(database)
+    nodes = [Node(folder / name, name, url, key, nodes="several", settings=settings) for name in names]
     try:
         for node in nodes:
             node.start()

@@ -94,6 +94,7 @@ def nginx(nodes: list[Node], folder: Path) -> Iterator[tuple[int, int, int, int]
         "listen 8883": f"listen 127.0.0.1:{mqtt_port}",
         "listen 5683 udp": f"listen 127.0.0.1:{coap_port} udp",
         "listen 5684 udp": f"listen 127.0.0.1:{coaps_port} udp",
+        "listen 5686 udp": f"listen 127.0.0.1:{free_port()} udp",
         "/etc/trunkline/": f"{folder}/",
         "    map $http_upgrade": "".join(
             f"    {kind}_temp_path {folder}/{kind};\n" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")

@@ -16,6 +16,7 @@ from broker.cluster.leases import Lease, LeaseName, Leases
 from broker.cluster.membership import NodeMembership
 from broker.life import Life
 from storage.database import Database, Transaction
+from storage.device_connections import Sort
 from storage.engines.postgresql import PostgresqlEngine
 from storage.journal import Journal
 from storage.keys import DeviceKey, Milliseconds, Position
@@ -355,7 +356,7 @@ async def test_of_two_versions_that_begin_at_the_same_time_one_at_most_serves(da
 async def test_a_node_that_is_buried_stores_nothing_and_its_work_is_free(both: tuple[Member, Member]) -> None:
     a, b = both
     await a.look()
-    await a.database.write(lambda tx: tx.device_connections.begin("a", 1, DEVICE, is_exclusive=True))
+    await a.database.write(lambda tx: tx.device_connections.begin("a", 1, DEVICE, Sort.EXCLUSIVE))
     nodes = await b.table.run(lambda leases: leases.nodes())
     await b.member._bury(next(one for one in nodes if one.node == "a"), b.database)
     with pytest.raises(StoreError, match="another node has the lease"):

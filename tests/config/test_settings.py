@@ -340,13 +340,6 @@ _TLS_FILE = '[http]\ntls_bind = "h:1"\n[tls]\ncertificate = "c"\nkey = "k"\n'
             STATE + _SEVERAL + '[mqtt]\ntopics = "open"',
             "mqtt.topics: open topics are in the memory of one node; several (cluster.nodes) need service",
         ),
-        *(
-            (
-                STATE + _SEVERAL + f'[lwm2m]\n{key} = "127.0.0.1:0"',
-                f"lwm2m.{key}: tasks of device management run on one node; with several (cluster.nodes) leave it out",
-            )
-            for key in ("tcp_bind", "dtls_bind")
-        ),
         (STATE + "[cluster]\npatience_seconds = -1", "cluster.patience_seconds: must be at least 0"),
         (STATE + "[cluster]\ndrain_seconds = -1", "cluster.drain_seconds: must be at least 0"),
         (STATE + "[cluster]\ndrain_notice_seconds = nan", "cluster.drain_notice_seconds: must be at least 0"),

@@ -175,8 +175,7 @@ async def test_values_of_coap_node_are_messages_and_it_does_actions(services: Se
         assert dict(session.unobserved) == {(3304, 0, 5700): "The device does not list /3304/0."}
         services.messages.ingest.submit_action(device, device, b'{"actions":[{"name":"set"},{"name":"reset"}]}')
         assert await _line(process) == "executed"
-        shown = services.device_management.actions.shown
-        await until(lambda: shown(device) and shown(device)[0].state == "done")
+        await until(lambda: services.device_management.actions.statistics().done)
         assert latest(await session.read((3308, 0, 5900))) == {(3308, 0, 5900): 24.5}
 
 

@@ -1,6 +1,6 @@
 """Why a rule triggered or did not: for a message, for a time, and now (reference 12.9)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -69,7 +69,7 @@ class RuleExplainer:
     _slots: SimulationSlots
     _output: Output
     _devices: Devices
-    _reason: Callable[[Device, str], str]  # why no value of a field comes now; empty when nothing is known
+    _reason: Callable[[Device, str], Awaitable[str]]  # why no value of a field comes now; empty when nothing is known
 
     async def of_message(self, record: RuleRecord, rule: CompiledRule, mid: str) -> Why:
         """Why a message triggered the rule or did not.
@@ -143,7 +143,7 @@ class RuleExplainer:
                 device = await self._devices.get(seen.device)
             except DeviceNotFound:
                 return ""
-        return self._reason(device, seen.field)
+        return await self._reason(device, seen.field)
 
 
 def _within_bounds(

@@ -1,7 +1,8 @@
 """A registered device: the requests to it, one at a time, and the notifications from it.
 
-A device in queue mode sleeps. A request to it waits until the device was heard, and is sent within AWAKE_SECONDS after
-that. When it does not answer although it should be awake, the request fails (reference 15.2, a communication failure).
+A device in queue mode sleeps. A request to it waits until the device was heard, and is sent within LWM2M_AWAKE_SECONDS
+after that. When it does not answer although it should be awake, the request fails (reference 15.2, a communication
+failure).
 """
 
 import os
@@ -25,7 +26,7 @@ from broker.device_management.sessions import (
     latest,
 )
 from broker.devices.registry import Device
-from config.limits import DEVICE_VALUE_BYTES
+from config.limits import DEVICE_VALUE_BYTES, LWM2M_AWAKE_SECONDS
 from protocols.coap.lwm2m.blocks import Blocks, BodyChanged, option_of
 from protocols.coap.lwm2m.exchanges import TOKEN_BYTES, Exchange, Lwm2mLink
 from protocols.coap.lwm2m.formats.content import (
@@ -44,8 +45,6 @@ from protocols.coap.lwm2m.links import Offer, parse_discovered
 from protocols.coap.messages import LINK_FORMAT, TEXT, CoapMessage, Code, Option, content_format, encode_options, uint
 from storage.keys import Milliseconds
 
-#: How long a device in queue mode can be asked after it was heard: MAX_TRANSMIT_WAIT (LwM2M 1.1, 6.5).
-AWAKE_SECONDS: Final = 93.0
 _INSTANCE_DEPTH: Final = 2
 _FIXED: Final = range(3, 8)  # objects of which the server takes a fixed list of resources (reference 18.4)
 _FRESH_SECONDS: Final = 128.0  # RFC 7641, 3.4
@@ -175,7 +174,7 @@ class RegisteredDevice:
             former, self._link = self._link, link
             former.close()
             self._observed.clear()  # observations end with their connection (RFC 7641, 4.1)
-        self.awake_until = self._now() + AWAKE_SECONDS
+        self.awake_until = self._now() + LWM2M_AWAKE_SECONDS
         self._woken.set()
         self._woken = trio.Event()
 
@@ -402,7 +401,7 @@ class RegisteredDevice:
             raise
         finally:
             self._current = None
-        self.awake_until = self._now() + AWAKE_SECONDS
+        self.awake_until = self._now() + LWM2M_AWAKE_SECONDS
         return answer
 
     async def _reachable(self) -> Lwm2mLink:

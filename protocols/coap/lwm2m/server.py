@@ -282,16 +282,18 @@ class Lwm2mServer:
             version=given.version,
         )
         former = self._table.of_device(device.key)
-        registered.connection.enter_context(
-            self._rooms.routing.connections.connect(
-                device,
-                protocol="LWM2M",
-                token=token,
-                exclusive=False,
-                deliver=None,
-                close=partial(self._closed_by_broker, registered),
-            )
+        self._registrations.begin(registered)
+        connections = self._rooms.routing.connections
+        link = connections.connect(
+            device,
+            protocol="LWM2M",
+            token=token,
+            exclusive=False,
+            is_registration=True,
+            deliver=None,
+            close=partial(self._closed_by_broker, registered),
         )
+        registered.connection.enter_context(link)
         # A connection is one device: what was registered over it before would never be heard again.
         for ended in (former, peer.registered):
             if ended is not None:
@@ -300,6 +302,12 @@ class Lwm2mServer:
         peer.registered = registered
         self._extend(registered)
         self._registered += 1
+        try:
+            await self._registrations.begun(registered)
+            await connections.entered(link)
+        except StoreError:
+            self._end(registered)
+            raise
         location = ((int(Option.LOCATION_PATH), _RD), (int(Option.LOCATION_PATH), str(number).encode()))
         return Lwm2mResponse(Code.CREATED, location)
 

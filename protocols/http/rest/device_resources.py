@@ -76,12 +76,15 @@ class DeviceResourceCalls(RestCalls):
         summary="The LWM2M resources of a device",
         about="For each field with `lwm2m`, whether the device is observed for it, and why no value comes; the Actions "
         "that wait and the last 20 that have ended, the newest first; what the device offers to the Manifest. A "
-        "restart forgets ended Actions. For the owner only.",
+        "restart of a daemon that serves alone forgets ended Actions. For the owner only.",
     )
     async def resources(self, device: Device) -> Data[_Resources]:
-        fields = [_ResourceField(one.field, one.path, one.state, one.text) for one in self._resources.fields(device)]
+        fields = [
+            _ResourceField(one.field, one.path, one.state, one.text) for one in await self._resources.fields(device)
+        ]
         actions = [
-            _ResourceAction(one.mid, one.name, one.at_ms, one.state, one.text) for one in self._actions.shown(device)
+            _ResourceAction(one.mid, one.name, one.at_ms, one.state, one.text)
+            for one in await self._actions.shown(device)
         ]
         return Data(_Resources(fields, actions, shown_offers(await self._resources.offers(device))))
 

@@ -50,6 +50,7 @@ class FakeSession:
     offers: frozenset[ResourcePath] = frozenset({(3, 0), (5, 0)})
     is_over: bool = False
     is_asleep: bool = False
+    has_queue_mode: bool = False
     refuses: dict[ResourcePath, str] = field(default_factory=dict)
     unobserved: dict[ResourcePath, str] = field(default_factory=dict)
     #: What it does, and never answers.

@@ -74,8 +74,8 @@ async def act(services: Services, fleet: Fleet, *actions: Mapping[str, Any]) -> 
     return ingest.mid(group.position(ticket))
 
 
-def shown(fleet: Fleet) -> list[tuple[str, str, str]]:
-    found = fleet.management.actions.shown(fleet.devices[0])
+async def shown(fleet: Fleet) -> list[tuple[str, str, str]]:
+    found = await fleet.management.actions.shown(fleet.devices[0])
     return [(one.name, one.state.value, one.text) for one in found]
 
 
@@ -87,11 +87,11 @@ async def test_are_written_and_executed_in_their_order(
     assert await ends.wait(2) == ["DeviceActionDelivered"] * 2
     assert session.done == ["W /3311/0/5850 True", "W /3311/0/5851 40", "E /3/0/4"]
     assert (ends.facts[0].mid, ends.facts[0].device_id) == (mid, fleet.devices[0].id)
-    assert shown(fleet) == [
+    assert await shown(fleet) == [
         ("setLevel, reboot", "done", "The device did it."),
         ("setOn", "done", "The device did it."),
     ]
-    assert fleet.management.actions.shown(fleet.devices[0])[1].mid == mid
+    assert (await fleet.management.actions.shown(fleet.devices[0]))[1].mid == mid
 
 
 async def test_that_are_no_operation_are_left_to_others(
@@ -100,7 +100,7 @@ async def test_that_are_no_operation_are_left_to_others(
     await act(services, fleet, {"name": "beep"})
     await act(services, fleet, {"name": "unknown"})
     await wait_all_tasks_blocked()
-    assert (session.done, ends.facts, shown(fleet)) == ([], [], [])
+    assert (session.done, ends.facts, await shown(fleet)) == ([], [], [])
 
 
 async def test_wait_while_the_device_sleeps(
@@ -110,7 +110,7 @@ async def test_wait_while_the_device_sleeps(
     session.is_asleep = True
     await act(services, fleet, {"name": "setOn"})
     await trio.sleep(600)
-    assert shown(fleet) == [("setOn", "waiting", "The device sleeps, and gets it when it is heard again.")]
+    assert await shown(fleet) == [("setOn", "waiting", "The device sleeps, and gets it when it is heard again.")]
     assert ends.facts == []
     session.is_awake.set()
     assert await ends.wait(1) == ["DeviceActionDelivered"]
@@ -143,7 +143,7 @@ async def test_end_with_the_registration(
     fleet.management.registrations.ended(session)
     session.is_awake.set()
     assert await ends.wait(1) == ["DeviceActionFailed"]
-    assert shown(fleet) == [("setOn", "failed", "The registration of the device has ended.")]
+    assert await shown(fleet) == [("setOn", "failed", "The registration of the device has ended.")]
     await act(services, fleet, {"name": "setOn"})  # reference 9.1: nothing is queued for it
     await wait_all_tasks_blocked()
     assert len(ends.facts) == 1
@@ -162,7 +162,7 @@ async def test_of_a_former_owner_are_not_carried_out(
     await wait_all_tasks_blocked()
     session.is_awake.set()
     await wait_all_tasks_blocked()
-    assert (session.done, shown(fleet), fleet.management.actions.statistics().waiting) == ([], [], 0)
+    assert (session.done, await shown(fleet), fleet.management.actions.statistics().waiting) == ([], [], 0)
     ends = Ends(services)
     await act(services, fleet, {"name": "setOn"})
     assert await ends.wait(1) == ["DeviceActionDelivered"]
@@ -180,7 +180,7 @@ async def test_end_when_the_device_is_not_heard_in_time(
     session.sleep()
     await act(services, fleet, {"name": "setOn"})
     assert await ends.wait(1) == ["DeviceActionFailed"]
-    assert shown(fleet) == [("setOn", "failed", "The device was not heard in time.")]
+    assert await shown(fleet) == [("setOn", "failed", "The device was not heard in time.")]
 
 
 async def test_that_the_device_refuses_end_the_message(
@@ -191,7 +191,7 @@ async def test_that_the_device_refuses_end_the_message(
     await act(services, fleet, {"name": "setOn"}, {"name": "reboot"})
     assert await ends.wait(2) == ["DeviceActionFailed"] * 2
     text = "The device refused the operation on /3311/0/5850: 4.05."
-    assert shown(fleet) == [("setOn, reboot", "failed", f"setOn: {text}"), ("setOn", "failed", text)]
+    assert await shown(fleet) == [("setOn, reboot", "failed", f"setOn: {text}"), ("setOn", "failed", text)]
     assert "E /3/0/4" not in session.done
 
 
@@ -212,7 +212,7 @@ async def test_without_a_fitting_value_are_not_sent(
     ends = Ends(services)
     await act(services, fleet, {"name": "setLevel", "parameters": parameters})
     assert await ends.wait(1) == ["DeviceActionFailed"]
-    assert (session.done, shown(fleet)[0]) == ([], ("setLevel", "failed", text))
+    assert (session.done, (await shown(fleet))[0]) == ([], ("setLevel", "failed", text))
 
 
 async def test_that_wait_are_bounded(
@@ -222,11 +222,11 @@ async def test_that_wait_are_bounded(
     for _ in range(LWM2M_ACTIONS_WAITING + 1):
         await act(services, fleet, {"name": "setOn"})
     assert await ends.wait(1) == ["DeviceActionFailed"]
-    assert shown(fleet)[-1] == ("setOn", "failed", "Too many Actions wait for the device.")
+    assert (await shown(fleet))[-1] == ("setOn", "failed", "Too many Actions wait for the device.")
     session.is_awake.set()
     await ends.wait(LWM2M_ACTIONS_WAITING + 1)
     assert len(session.done) == LWM2M_ACTIONS_WAITING
-    kept = fleet.management.actions.shown(fleet.devices[0])
+    kept = await fleet.management.actions.shown(fleet.devices[0])
     assert {one.state for one in kept} == {ActionState.DONE}
     assert fleet.management.actions.statistics() == type(fleet.management.actions.statistics())(
         0, LWM2M_ACTIONS_WAITING, 1
@@ -246,7 +246,7 @@ async def test_that_wait_are_bounded_for_each_user(
     for _ in range(3):
         await act(services, fleet, {"name": "setOn"})
     assert await ends.wait(1) == ["DeviceActionFailed"]
-    assert shown(fleet)[-1] == ("setOn", "failed", "Too many Actions wait for devices of the user, or of all.")
+    assert (await shown(fleet))[-1] == ("setOn", "failed", "Too many Actions wait for devices of the user, or of all.")
     session.is_awake.set()
     await ends.wait(3)
     await act(services, fleet, {"name": "setOn"})  # none waits any more
@@ -328,14 +328,14 @@ async def test_that_waited_at_a_stop_go_to_the_next_registration_once(
     async with listening() as services:
         fleet, ends = await opened_again(services, fleet), Ends(services)
         text = "The device gets it with its next registration."
-        assert shown(fleet) == [("setLevel", "waiting", text), ("setOn, reboot", "waiting", text)]
+        assert await shown(fleet) == [("setLevel", "waiting", text), ("setOn, reboot", "waiting", text)]
         await trio.sleep(600)  # a device in queue mode comes when its lifetime ends
         session = await fleet.register(fleet.devices[0])
         assert await ends.wait(2) == ["DeviceActionDelivered"] * 2
         assert ends.facts[0].mid == mid
         assert session.done == ["W /3311/0/5850 True", "E /3/0/4", "W /3311/0/5851 40"]
     async with listening() as services:  # nothing is left
-        assert shown(await opened_again(services, fleet)) == []
+        assert await shown(await opened_again(services, fleet)) == []
 
 
 async def test_that_had_begun_at_a_stop_go_on_behind_it(listening: ServicesOpener, autojump_clock: MockClock) -> None:
@@ -352,7 +352,7 @@ async def test_that_had_begun_at_a_stop_go_on_behind_it(listening: ServicesOpene
         await wait_all_tasks_blocked()
         # Nobody knows whether the Execute was carried out: it is not repeated, and nothing follows it.
         assert session.done == []
-        assert shown(fleet)[0][1:] == ("failed", "reboot: The service ended before the device had answered.")
+        assert (await shown(fleet))[0][1:] == ("failed", "reboot: The service ended before the device had answered.")
 
 
 async def test_that_waited_for_a_former_owner_are_dropped(listening: ServicesOpener, autojump_clock: MockClock) -> None:
@@ -367,7 +367,7 @@ async def test_that_waited_for_a_former_owner_are_dropped(listening: ServicesOpe
             lambda tx: tx.connection.execute("UPDATE lwm2m_action SET owner = owner + 1")
         )
     async with listening() as services:
-        assert shown(await opened_again(services, fleet)) == []
+        assert await shown(await opened_again(services, fleet)) == []
         await wait_all_tasks_blocked()
         assert await services.core.database.read(lambda tx: tx.lwm2m_actions.all()) == []
 

@@ -1,5 +1,7 @@
 """Staged roll-outs (reference 18.5)."""
 
+from collections import Counter
+
 import pytest
 import trio
 from trio.testing import MockClock
@@ -195,7 +197,7 @@ async def test_numbers_out_of_range_are_refused(fleet: Fleet, autojump_clock: Mo
 
 
 def test_what_did_not_begin_takes_no_place() -> None:
-    rollout = Rollout(RolloutPlan(devices_per_minute=1), RolloutPhase.OPEN, total=2, started=(), now_ms=0)
+    rollout = Rollout(RolloutPlan(devices_per_minute=1), RolloutPhase.OPEN, total=2, started={})
     assert rollout.may_begin(0)
     rollout.begin(0)
     assert not rollout.may_begin(0)
@@ -208,7 +210,7 @@ def test_counts_of_the_store_say_where_a_rollout_is() -> None:
     plan = RolloutPlan(canary_devices=2, abort_percent=40)
 
     def phase(*started: str) -> RolloutPhase:
-        return Rollout(plan, RolloutPhase.CANARY, total=10, started=[(0, one) for one in started], now_ms=0).phase
+        return Rollout(plan, RolloutPhase.CANARY, total=10, started=Counter(started)).phase
 
     assert phase() is RolloutPhase.CANARY
     assert phase(succeeded) is RolloutPhase.CANARY

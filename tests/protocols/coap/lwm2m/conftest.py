@@ -45,6 +45,12 @@ class Management:
         self.asked_about.append(device.id)
         return self.observation
 
+    def begin(self, session: ManagedSession) -> None:
+        """There is one node."""
+
+    async def begun(self, session: ManagedSession) -> None:
+        """There is one node."""
+
     async def admit(self, device: Device) -> None:
         await self.may_admit.wait()
         self.admitted.append(device.id)
