@@ -115,6 +115,7 @@ PLACES: Final[Mapping[str, tuple[str, ...]]] = {
         "Wakeup.wait _event",
     ),
     "Only this task takes from the front; others add at the end": (
+        "SharedRegistrations.change_again _failed",
         "Events._tell_of_others _waiting",
         "ProvisionedElsewhere._read _waiting",
     ),

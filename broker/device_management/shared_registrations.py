@@ -84,6 +84,9 @@ class _Current(msgspec.Struct):
     group: CommitGroup | None = None
 
 
+_Change = tuple[Callable[[Transaction], bool], Callable[[], bool]]
+
+
 class SharedRegistrations:
     def __init__(self, database: Database, clock: Clock, peers: FactLog) -> None:
         self._database = database
@@ -93,7 +96,7 @@ class SharedRegistrations:
         self.instance = peers.instance
         self._numbers = count(1)
         self._current: dict[DeviceKey, _Current] = {}
-        self._failed: list[Callable[[Transaction], bool]] = []
+        self._failed: list[_Change] = []
 
     # Registrations
 
@@ -152,18 +155,25 @@ class SharedRegistrations:
         noted = _noted(session, is_ready=bool(current.noted["is_ready"]) if is_ready is None else is_ready)
         if noted != current.noted:
             current.noted = noted
-            self._change(session.device.key, current.number, lambda _tx: noted)
+            self._change(session.device.key, current.number, lambda _tx: noted, lambda: current.noted is noted)
 
-    def _change(self, device: DeviceKey, number: int, values: Callable[[Transaction], dict[str, object]]) -> None:
+    def _change(
+        self,
+        device: DeviceKey,
+        number: int,
+        values: Callable[[Transaction], dict[str, object]],
+        is_due: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`is_due`: whether it is still to be done, when it has failed."""
         node, group = self._node, self._database.open_group
 
         def change(tx: Transaction) -> bool:
             return tx.lwm2m.change(device, node, number, **values(tx))
 
         work = self._database.write_nowait(change)
-        group.callbacks.append(lambda error: self._changed(change, error or work.error))
+        group.callbacks.append(lambda error: self._changed((change, is_due), error or work.error))
 
-    def _changed(self, change: Callable[[Transaction], bool], error: BaseException | None) -> None:
+    def _changed(self, change: _Change, error: BaseException | None) -> None:
         if error is not None:  # such as other rows of the commit, of a device that has gone to another node
             self._failed.append(change)
 
@@ -171,7 +181,7 @@ class SharedRegistrations:
         """Change what could not be changed. Raises StoreError."""
         failed = tuple(self._failed)
         if failed:
-            await self._database.write(lambda tx: [change(tx) for change in failed])
+            await self._database.write(lambda tx: [change(tx) for change, is_due in failed if is_due()])
             del self._failed[: len(failed)]
 
     def is_here(self, device: DeviceKey) -> Callable[[Transaction], bool]:
