@@ -69,7 +69,9 @@ async def open_device_management(
     core.life.worker("device actions", actions.run_forever, save=actions.save, statistics=actions.statistics)
     writes = WantedWrites(core, wanted, objects)
     core.life.worker("wanted writes", writes.run_forever, statistics=writes.statistics)
-    engine = ManagementEngine(core, devices.presence, configurations, properties, reports, operations, actions, writes, shared)
+    engine = ManagementEngine(
+        core, devices.presence, configurations, properties, reports, operations, actions, writes, shared
+    )
     core.life.worker(
         "tasks",
         engine.run_forever,
