@@ -49,6 +49,7 @@ from broker.site import Site
 from broker.store_key import check_store_key, mark_store_key
 from broker.subscriptions.port import Callbacks, Streams
 from broker.subscriptions.room import SubscriptionsRoom, open_subscriptions
+from broker.topic_devices.room import TopicDevicesRoom, open_topic_devices
 from broker.topics.room import TopicsRoom, open_topics
 from broker.trace.audit import AuditLog
 from broker.trace.refusals import Refusals
@@ -89,6 +90,7 @@ class Services(msgspec.Struct, frozen=True):
     rules: RulesRoom
     subscriptions: SubscriptionsRoom
     home_assistant: HomeAssistantRoom
+    topic_devices: TopicDevicesRoom
     leaving: LeavingRoom
     provisioning: Provisioning
     operating: OperatingRoom
@@ -233,6 +235,7 @@ async def _open_rooms(
     )
     subscriptions = await open_subscriptions(core, mail, accounts, device_types, devices, messages, callbacks, streams)
     home_assistant = await open_home_assistant(core, devices, messages, topics)
+    topic_devices = await open_topic_devices(core, device_types, devices, limits, messages, topics)
     leaving = await open_leaving(core, mail, accounts, devices, messages, export)
     provisioning = await open_provisioning(
         core,
@@ -271,6 +274,7 @@ async def _open_rooms(
         rules=rules,
         subscriptions=subscriptions,
         home_assistant=home_assistant,
+        topic_devices=topic_devices,
         leaving=leaving,
         provisioning=provisioning,
         operating=await open_operating(core, accounts, device_types, subscriptions),

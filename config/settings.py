@@ -42,6 +42,7 @@ from config.limits import (
     PASSWORD_MEMORY_MIB,
     REFRESH_WINDOW_DAYS,
     REGISTRATION_PIN_SECONDS,
+    TOPIC_DEVICES_MADE,
     UNAUTHENTICATED_CONNECTIONS,
     UNAUTHENTICATED_CONNECTIONS_PER_ADDRESS,
     USER_TOKEN_SECONDS,
@@ -367,6 +368,27 @@ class HomeAssistant(_Table, frozen=True):
     prefix: str = HOME_PREFIX
 
 
+class TopicDevice(_Table, frozen=True):
+    """Messages that are made of what devices publish on open topics, or of what `POST /hooks/<name>/<secret>` brings.
+
+    `mapping` names a shipped one. `key` and the expressions are explained in reference 16.8. `hook` is the hash of the
+    secret. `devices` are known devices, ids by key.
+    """
+
+    name: str
+    owner: str  # an e-mail address, an id or a user name
+    type: str  # a unique name or an id
+    mapping: str = ""
+    topic: str = ""
+    hook: str = ""
+    key: str = ""
+    data: str = ""
+    ts: str = ""
+    make: bool = False
+    make_max: int = TOPIC_DEVICES_MADE
+    devices: dict[str, str] = {}
+
+
 class Settings(_Table, frozen=True):
     state_dir: Path
     public_url: str = ""
@@ -392,6 +414,7 @@ class Settings(_Table, frozen=True):
     console: ConsoleSettings = ConsoleSettings()
     tracing: Tracing = Tracing()
     home_assistant: tuple[HomeAssistant, ...] = ()
+    topic_devices: tuple[TopicDevice, ...] = ()
     grace_seconds: float = 5.0
 
     @property

@@ -80,6 +80,15 @@ class DeviceStore(Store):
             {"owner": owner, "device_type": device_type, "eid": eid},
         )
 
+    def count_with_eid(self, owner: UserKey, device_type: DeviceTypeKey) -> int:
+        """How many devices of an owner and a type have an external id."""
+        row = self._db.execute(
+            "SELECT count(*) AS number FROM device WHERE owner = :owner AND device_type = :device_type"
+            " AND eid IS NOT NULL AND deleted_on IS NULL",
+            {"owner": owner, "device_type": device_type},
+        ).one()
+        return 0 if row is None else int(row["number"])
+
     def by_vdid(self, device_type: DeviceTypeKey, vdid: str) -> DeviceRecord | None:
         return self._found(
             "d.device_type = :device_type AND d.vdid = :vdid", {"device_type": device_type, "vdid": vdid}

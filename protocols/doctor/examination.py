@@ -8,6 +8,7 @@ from protocols.doctor.cluster import look_at_cluster
 from protocols.doctor.machine import look_at_clock, look_at_descriptors, look_at_gnutls, look_at_ports, look_at_unit
 from protocols.doctor.patient import CheckResult, Patient
 from protocols.doctor.state import look_at_disk, look_at_state, look_at_store
+from protocols.doctor.topic_devices import look_at_topic_devices
 
 CHECKS: Final[dict[str, Callable[[Patient], Iterator[CheckResult]]]] = {
     "state": look_at_state,
@@ -20,6 +21,7 @@ CHECKS: Final[dict[str, Callable[[Patient], Iterator[CheckResult]]]] = {
     "gnutls": look_at_gnutls,
     "descriptors": look_at_descriptors,
     "unit": look_at_unit,
+    "topic devices": look_at_topic_devices,
 }
 
 

@@ -21,6 +21,8 @@ from protocols.http.calls import Counted, RestCall
 from protocols.http.request_context import RequestContext, current_request
 from protocols.refusals import rate_members
 
+#: Calls with a secret in their path (reference 16.8).
+HOOKS: Final = "/hooks/"
 _NAME: Final = re.compile(r"\\\{\w+\\\}")  # as `re.escape` leaves it
 EXPOSED: Final = (
     "ETag, Request-Time, X-Rate-Limit-Limit, X-Rate-Limit-Remaining, X-Rate-Limit-Reset, Retry-After,"
@@ -65,6 +67,8 @@ class Allowances:
 
     def count_tokenless(self) -> None:
         """Count the current request of Quart's against its address, if it has no token to count against."""
+        if request.method == "POST" and request.path.startswith(HOOKS):
+            return  # the owner's rate counts, and a wrong secret against the address
         if request.method == "OPTIONS" or not is_rest() or self.are_of_address(request.path):
             self.count_address(current_request().address)
 

@@ -25,6 +25,7 @@ from protocols.http.docs.pages import docs_blueprint
 from protocols.http.fast_path import FastPath
 from protocols.http.guard import Guard
 from protocols.http.health import health_blueprint
+from protocols.http.hooks import hooks_blueprint
 from protocols.http.openapi.serving import ALL_NOUNS
 from protocols.http.request_context import CERTIFICATE_KEY, RequestContext, set_current_request
 from protocols.http.rest.named import Named
@@ -68,6 +69,7 @@ def build_app(services: Services, *, is_secure: bool = False, vitals: Vitals | N
     site, settings = services.core.site, services.core.settings
     browsers = install_accounts(app, services, site.accounts, (lambda: site.origin) if is_secure else str)
     if not is_secure:  # that listener is for devices with certificates
+        app.register_blueprint(hooks_blueprint(services, app.extensions[_ALLOWANCES]))
         app.register_blueprint(console_blueprint(services.accounts, browsers, site, settings))
     app.register_blueprint(docs_blueprint(site))
     app.register_blueprint(health_blueprint(vitals or Vitals(services.core)))

@@ -161,6 +161,16 @@ BROKER: Final[Mapping[str, Part]] = {
         "messages": _total("mqtt_topic_messages", "Messages of the open topic space."),
         "deliveries": _total("mqtt_topic_deliveries", "Deliveries of messages of the open topic space."),
     },
+    "topic devices": {
+        "stored": _total("topic_device_messages", "Messages that were made of open topics and hooks."),
+        "ignored": _total("topic_device_ignored", "Payloads about nothing that a mapping of topic devices takes."),
+        "refused": _total("topic_device_refused", "Messages of topic devices that their limits refused."),
+        "not_understood": _total("topic_device_not_understood", "Payloads of topic devices that were not understood."),
+        "unknown": _now("topic_device_unknown_keys", "Keys of topic devices without a device."),
+        "made": _total("topic_device_made", "Devices that were made for keys of topic devices."),
+        "waiting": _now("topic_device_waiting", "Messages of topic devices whose device is looked up or made."),
+        "entries": _now("topic_device_entries", "Entries of topic_devices in the settings."),
+    },
     "home assistant": {
         "homes": _now("home_assistant_users", "Users whose devices are announced to Home Assistant."),
         "devices": _now("home_assistant_devices", "Devices that are announced to Home Assistant."),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from broker.secrets import Vault
 from broker.store_key import opens_secrets
+from broker.topic_devices.entries import entries_of
 from config.settings import Address, Settings, SettingsError
 from protocols.errors import StateError
 from protocols.operation.key_file import KeyFileError
@@ -24,6 +25,10 @@ def problems(settings: Settings) -> list[str]:
     found: list[str] = []
     checks: tuple[Callable[[Settings], None], ...] = (_check_certificates, _check_tracing, check_store)
     found += _problems_of_listeners(settings)
+    try:
+        entries_of(settings)
+    except SettingsError as error:
+        found += [str(error), *error.others]
     for check in checks:
         try:
             check(settings)

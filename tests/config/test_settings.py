@@ -92,6 +92,7 @@ _VARIABLES = [
         (IdentityProvider(name="a", issuer="https://a", client_id="b"),),
     ),
     ("HOME_ASSISTANT", "[]", "home_assistant", ()),
+    ("TOPIC_DEVICES", "[]", "topic_devices", ()),
     ("LIMITS_RATE_LIMITS", "off", "limits.rate_limits", "off"),
     ("LIMITS_REST_USER", "10/20", "limits.rest_user", "10/20"),
     ("LIMITS_REST_DEVICE", "10/20", "limits.rest_device", "10/20"),

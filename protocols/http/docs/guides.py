@@ -29,6 +29,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Guides": (
         "first-steps",
         "devices",
+        "topics-and-hooks",
         "applications",
         "people",
         "manifests",

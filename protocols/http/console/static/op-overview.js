@@ -79,6 +79,17 @@ function nodes(node) {
   h("details", {}, h("summary", {}, "Not shared by the nodes"), h("ul", {}, node.apart.map((text) => h("li", {}, text)))));
 }
 
+// Open topics and hooks whose payloads become messages
+function topicDevices(entries) {
+  body.topicsBox.hidden = entries.length === 0;
+  if (body.topicsBox.hidden) return;
+  fill(body.topics, h("table", { class: "cards" }, h("caption", { class: "unseen" }, "Topic devices"), heads("Entry", "From", "Messages#", "Made#", "Not understood", "Keys without a device"),
+    h("tbody", {}, entries.map((one) => h("tr", {}, h("th", { scope: "row" }, one.name), h("td", { "data-label": "From" }, h("code", {}, one.source)),
+      h("td", { "data-label": "Messages", class: "size" }, whole(one.stored)), h("td", { "data-label": "Made", class: "size" }, whole(one.made)),
+      h("td", { "data-label": "Not understood" }, one.problem ? badge(one.not_understood ? `${whole(one.not_understood)}: ${one.problem}` : one.problem, "bad") : badge("nothing", "good")),
+      h("td", { "data-label": "Keys without a device" }, one.unknown.join(", ") || "–"))))));
+}
+
 function connections(data) {
   const all = data.node?.nodes ?? [];
   if (!all.length) return [["Connections of devices", whole(of(data, "connections", "links"))]];
@@ -107,6 +118,7 @@ function paint(data) {
     ["The disk is full", room.fullOn === null ? (room.bytesADay === null ? "too young to tell" : "not in sight") : fullTime(room.fullOn), room.fullOn !== null]), h("p", {}, `${room.sentence}.`),
     room.parts.length ? h("table", {}, h("caption", { class: "unseen" }, "Parts of the store"), heads("Part of the store", "Size#", "Comes a day#"), h("tbody", {}, [...room.parts].sort((a, b) => b.bytes - a.bytes).map((one) =>
       h("tr", {}, h("th", { scope: "row" }, one.name), h("td", { class: "size" }, fileSize(one.bytes)), h("td", { class: "size" }, one.bytesADay ? fileSize(one.bytesADay) : "–"))))) : null);
+  topicDevices(data.statistics["topic devices"]?.entries ?? []);
   const lags = [["snapshots and rollups", of(data, "folds", "held_rows")], ["rules", of(data, "rules", "waiting_rows")], ["subscriptions", of(data, "subscriptions", "backlog")],
     ["connectors", of(data, "connectors", "waiting")], ["mails", of(data, "mails", "waiting")]];
   fill(body.consumers, h("table", {}, h("caption", { class: "unseen" }, "Waiting for each consumer"), heads("Consumer", "Messages behind#"), h("tbody", {}, lags.map(([name, behind]) =>
@@ -115,7 +127,7 @@ function paint(data) {
     h("tr", {}, h("th", { scope: "row" }, one.name), h("td", { class: "size" }, whole(one.behind)), h("td", { class: "size" }, whole(one.position)))))) : null,
   h("p", { class: "hint" }, `Subscriptions that are behind: ${whole(of(data, "subscriptions", "behind"))}. Notifications that wait: ${whole(of(data, "subscriptions", "pending"))}.`));
   if (!body.statistics.open || before === null) fill(body.numbers, Object.entries(data.statistics).map(([part, numbers]) => h("div", {}, h("h3", {}, part),
-    h("dl", { class: "facts" }, Object.entries(numbers ?? {}).flatMap(([name, value]) => [h("dt", {}, name.replaceAll("_", " ")), h("dd", {}, shown(value))])))));
+    h("dl", { class: "facts" }, Object.entries(numbers ?? {}).flatMap(([name, value]) => [h("dt", {}, name.replaceAll("_", " ")), h("dd", {}, shown(Array.isArray(value) ? value.length : value))])))));
   before = data;
 }
 
@@ -156,8 +168,10 @@ async function load() {
     body = { day: h("div", {}, h("p", { class: "hint" }, "The first curves appear after ten minutes: the service keeps a sample every five.")), alarms: part(), figures: part(), listeners: part(), nodes: part(), nodesBox: null, room: h("div", { id: "room" }), consumers: h("div", { id: "consumers" }), doctor: h("div", { id: "doctor", "aria-busy": "true" }, h("p", { class: "skeleton" })),
       numbers: part(), statistics: null };
     body.statistics = h("details", { id: "statistics" }, h("summary", {}, "Every statistic"), body.numbers);
+    body.topics = part();
+    body.topicsBox = h("div", { id: "topics", hidden: true }, box("Topics and hooks", body.topics));
     body.nodesBox = h("div", { id: "nodes", hidden: true }, box("Nodes", body.nodes));
-    fill(page, box("Now", body.alarms, body.figures), body.nodesBox, box("The last day", body.day), box("Listeners", body.listeners), box("Store and disk", body.room), box("Consumers of the log", body.consumers),
+    fill(page, box("Now", body.alarms, body.figures), body.nodesBox, box("The last day", body.day), box("Listeners", body.listeners), box("Store and disk", body.room), body.topicsBox, box("Consumers of the log", body.consumers),
       box("Checks of the doctor", h("p", { class: "row" }, sameCommand("doctor")), body.doctor),
       box("Statistics", h("p", { class: "row" }, sameCommand("statistics"), button("Diagnostics file", (event) => attempt(async () => {
         const answer = await get("/operator/diagnostics");

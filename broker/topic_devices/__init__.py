@@ -1,0 +1,1 @@
+"""Messages of devices that publish on open topics, or send to hooks (reference 16.8)."""

@@ -1,0 +1,178 @@
+"""What devices publish on open topics is messages of topic devices (reference 16.8)."""
+
+import json
+from typing import Any, Final
+
+import pytest
+import trio
+from msgspec.structs import replace
+from trio.testing import wait_all_tasks_blocked
+
+from broker.devices.inventory import DeviceChanges
+from broker.devices.registry import Device
+from broker.topic_devices.intake import TopicDevices, TopicDeviceStatistics
+from config.settings import Limits, Mqtt, Settings, TopicDevice
+from storage.records import MessageRow
+from tests.factories import ADA, BOBS, HALL, KITCHEN, NOW_MS
+from tests.protocols.mqtt.peers import Server, publish_5
+from tests.protocols.mqtt.test_open_topics import dialled, heard, subscribed
+from tests.protocols.mqtt.test_version_5 import acknowledged
+
+ENTRY: Final = TopicDevice(
+    name="cellar",
+    owner="ada@example.org",
+    type="example.smart_light",
+    topic="cellar/+/now",
+    key="topic:2",
+    data="{intensity: level}",
+    ts="at",
+    make=True,
+    make_max=3,
+)
+LISTED: Final = replace(
+    ENTRY, name="attic", topic="attic/now", key="payload:who", make=False, devices={"door": HALL, "bobs": BOBS}
+)
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    return Settings(
+        state_dir=settings.state_dir,
+        mqtt=Mqtt(topics="open", persistent_sessions="on"),
+        limits=Limits(rate_limits="off", quotas="off"),
+        topic_devices=(ENTRY, LISTED),
+    )
+
+
+def intake_of(server: Server) -> TopicDevices:
+    return server.services.topic_devices.intake
+
+
+@pytest.fixture
+async def cellar(server: Server) -> Server:
+    await intake_of(server)._look_up()
+    return server
+
+
+def statistics(server: Server) -> TopicDeviceStatistics:
+    return intake_of(server).statistics()
+
+
+async def publish(server: Server, topic: bytes, payload: Any, device: str = KITCHEN) -> None:
+    peer = await dialled(server, device)
+    sent = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
+    await peer.send(publish_5(1, sent, topic=topic))
+    assert acknowledged(await peer.packet())[1] in {0, 0x10}
+    await settled(server)
+
+
+async def settled(server: Server) -> None:
+    await wait_all_tasks_blocked()
+    with trio.fail_after(10):
+        while any(door.is_working for door in intake_of(server)._doors):
+            await wait_all_tasks_blocked()
+    await server.services.messages.ingest.wait_committed()
+
+
+async def device_of(server: Server, key: str) -> Device | None:
+    services = server.services
+    owner = await services.accounts.users.find(ADA)
+    type_ = await services.device_types.catalog.find("example.smart_light")
+    return await services.devices.registry.by_eid(owner.key, type_.key, key)
+
+
+async def rows_of(server: Server, device: Device | None) -> list[MessageRow]:
+    assert device is not None
+    rows = await server.services.core.database.read(lambda tx: tx.messages.after(0))  # type: ignore[arg-type]
+    return [row for row in rows if row.device == device.key]
+
+
+async def test_a_message_of_a_device_that_is_made(cellar: Server) -> None:
+    watcher = await dialled(cellar, HALL)
+    await subscribed(watcher, b"cellar/#")
+    await publish(cellar, b"cellar/north/now", {"level": 40, "more": 1, "at": NOW_MS - 60_000})
+    assert (await heard(watcher))[:2][0] == b"cellar/north/now"  # everybody else gets it all the same
+    device = await device_of(cellar, "north")
+    assert device is not None
+    assert (device.record.name, device.owner_id, device.record.eid) == ("north", ADA, "north")
+    (row,) = await rows_of(cellar, device)
+    assert (json.loads(row.data), row.ts) == ({"intensity": 40}, NOW_MS - 60_000)
+    # Now it is in memory: the message is accepted in the turn that brings it, and so before the acknowledgement.
+    peer = await dialled(cellar, KITCHEN)
+    await peer.send(publish_5(1, b'{"level":41}', topic=b"cellar/north/now"))
+    assert acknowledged(await peer.packet())[1] in {0, 0x10}
+    assert [json.loads(row.data)["intensity"] for row in await rows_of(cellar, device)] == [40, 41]
+    assert statistics(cellar).made == 1
+
+
+async def test_messages_keep_their_order_while_the_device_is_made(cellar: Server) -> None:
+    peer = await dialled(cellar, KITCHEN)
+    sent = [publish_5(number, b'{"level":%d}' % number, topic=b"cellar/east/now") for number in range(1, 20)]
+    await peer.send(b"".join(sent))
+    for _ in sent:
+        await peer.packet()
+    await settled(cellar)
+    rows = await rows_of(cellar, await device_of(cellar, "east"))
+    assert [json.loads(row.data)["intensity"] for row in rows] == list(range(1, 20))
+
+
+async def test_only_devices_of_the_owner_are_heard(cellar: Server) -> None:
+    await publish(cellar, b"cellar/south/now", {"level": 1}, BOBS)
+    assert await device_of(cellar, "south") is None
+    assert statistics(cellar).stored == 0
+
+
+async def test_devices_that_are_made_are_bounded(cellar: Server) -> None:
+    for number in range(5):
+        await publish(cellar, b"cellar/n%d/now" % number, {"level": number})
+    found = statistics(cellar)
+    assert (found.made, found.stored, found.unknown, found.not_understood) == (3, 3, 2, 2)
+    assert found.entries[0].problem == "It has made 3 devices, and makes no more: make_max."
+    assert found.entries[0].unknown == ("n4", "n3")
+
+
+async def test_unknown_keys_are_listed_and_known_ones_taken(cellar: Server) -> None:
+    for who in ("stranger", "door", "bobs", "<b>"):
+        await publish(cellar, b"attic/now", {"who": who, "level": 7})
+    entry = statistics(cellar).entries[1]
+    # A device of somebody else is none that is known, whatever the settings say.
+    assert (entry.name, entry.source, entry.stored, entry.made) == ("attic", "attic/now", 1, 0)
+    assert entry.unknown == ("<b>", "bobs", "stranger")
+    hall = await cellar.services.devices.registry.find(HALL)
+    assert [json.loads(row.data) for row in await rows_of(cellar, hall)] == [{"intensity": 7}]
+
+
+async def test_what_is_not_understood_is_told(cellar: Server) -> None:
+    await publish(cellar, b"cellar/north/now", b"\xff\xff")
+    await publish(cellar, b"attic/now", {"level": 1})
+    await publish(cellar, b"attic/now", {"who": "door"})
+    found = statistics(cellar)
+    assert [one.problem for one in found.entries] == [
+        "The payload is neither JSON nor text.",
+        "The payload or topic has no key of a device: a text of 1 to 64 characters.",
+    ]
+    assert (found.not_understood, found.ignored, found.stored) == (2, 1, 0)
+    told = {one.event for one in cellar.services.core.refusals.tally.latest()}
+    assert "topic_device_not_understood" in told
+
+
+async def test_a_device_that_is_deleted_or_disabled(cellar: Server) -> None:
+    await publish(cellar, b"cellar/north/now", {"level": 1})
+    device = await device_of(cellar, "north")
+    assert device is not None
+    inventory = cellar.services.devices.inventory
+    await inventory.change(device, DeviceChanges(enabled=False))
+    await publish(cellar, b"cellar/north/now", {"level": 2})
+    assert (statistics(cellar).stored, statistics(cellar).refused) == (1, 1)
+    await inventory.delete(device)
+    await publish(cellar, b"cellar/north/now", {"level": 3})
+    again = await device_of(cellar, "north")
+    assert again is not None
+    assert again.id != device.id
+    assert [json.loads(row.data) for row in await rows_of(cellar, again)] == [{"intensity": 3}]
+
+
+async def test_a_time_in_the_future_is_that_of_the_arrival(cellar: Server) -> None:
+    await publish(cellar, b"cellar/north/now", {"level": 1, "at": NOW_MS + 10_000_000})
+    (row,) = await rows_of(cellar, await device_of(cellar, "north"))
+    assert row.ts == row.cts
