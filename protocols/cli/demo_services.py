@@ -17,6 +17,7 @@ import trio
 from config.settings import Address
 from protocols.cli.demo_nodes import DemoNode
 from protocols.cli.failures import CommandError
+from protocols.operation.state import holder
 
 _HAPROXY: Final = "haproxy"
 #: Debian has it where only root looks.
@@ -70,8 +71,10 @@ def database_in(state: Path, *, is_new: bool) -> Iterator[str]:
             user postgres.
         is_new: the demo has no key yet, so nobody can read what was in the database.
 
-    Raises CommandError: it is not installed, or does not start.
+    Raises CommandError: it is not installed, or does not start; or a demo runs on this folder.
     """
+    if (process := holder(state)) is not None:
+        raise CommandError(f"{state}: process {process} has it: stop that demo, or name another folder (--state)", 2)
     if (programs := _programs()) is None:
         raise CommandError(f"--nodes needs PostgreSQL: install its server (apt install postgresql), {_OR_NAMED}", 2)
     data, user = state / "postgresql", None

@@ -21,7 +21,7 @@ from protocols.cli.demo_services import balancer_line, database_in
 from protocols.cli.failures import CommandError
 from tests.browser import LOOKS, Chromium
 from tests.cluster.node import wait_until
-from tests.daemon import DEMO_ON_ANY_PORT, bearer, start_command
+from tests.daemon import DEMO_ON_ANY_PORT, bearer, run_command, start_command
 from tests.e2e.console.measures import measured
 from tests.fork_server import ForkedProcess
 from tests.postgresql import programs
@@ -138,6 +138,13 @@ def test_the_chart_goes_on_when_the_node_that_serves_it_is_killed(demo: Demo, wi
     window.until("document.getElementById('connection').hidden")
     before = demo.sent(balancer_of(demo))
     wait_until(lambda: all(mid != before[one] for one, mid in demo.sent(balancer_of(demo)).items()), "all send on")
+
+
+def test_a_second_demo_on_the_same_folder_leaves_the_database_of_the_first_one_alone(demo: Demo) -> None:
+    done = run_command("demo", "--nodes", "2", "--state", demo.found(r"State +(\S+)"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "stop that demo, or name another folder" in done.stderr
+    assert set(demo.sent(balancer_of(demo))) == set(SIMULATED)
 
 
 #: The page is told that the last node was heard five seconds ago.
