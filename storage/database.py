@@ -43,6 +43,7 @@ from storage.fair_places import FairPlaces
 from storage.files import FileStore
 from storage.firmware import FirmwareStore
 from storage.keys import Position, Ticket
+from storage.labels import LabelStore
 from storage.leases import HeldLease, Holder, LeaseStore
 from storage.leaving import LeavingStore
 from storage.limits import LimitStore
@@ -163,6 +164,7 @@ class Transaction:
         self.devices = DeviceStore(connection)
         self.messages = MessageStore(connection)
         self.message_searches = MessageSearches(connection, self.messages)
+        self.labels = LabelStore(connection)
         self.leases = LeaseStore(connection)
         self.leaving = LeavingStore(connection)
         self.limits = LimitStore(connection)

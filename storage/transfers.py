@@ -96,6 +96,7 @@ class TransferStore(Store):
         for table in _OF_THE_OWNER:
             self._db.execute(f"DELETE FROM {table} WHERE device = :device", {"device": device})  # noqa: S608 - constants
         self._db.execute("UPDATE device SET owner = :owner WHERE key = :device", {"owner": owner, "device": device})
+        self._db.execute("UPDATE device_label SET is_open = 0 WHERE device = :device", {"device": device})
         # Otherwise whoever began a registration could complete it with the former owner's device, and get the token.
         self._db.execute(
             "UPDATE registration SET pin = NULL, status = 'REVOKED' WHERE device = :device"

@@ -39,6 +39,7 @@ TESTED_ELSEWHERE = {
     "GET /external/callback",
     "GET /reset",
     "POST /reset",
+    "POST /accept/label",
     "POST /accept/share",
     "POST /pricing/notifications",
 }

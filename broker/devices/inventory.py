@@ -65,6 +65,7 @@ class NewDevice(msgspec.Struct, frozen=True, kw_only=True):
     vdid: str | None = None
     cloud_authorization: CloudAuthorization | None = None
     certificate: bytes | None = None  # DER
+    id: str | None = None
 
 
 class DeviceChanges(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,13 +123,7 @@ class Inventory:
         def work(tx: Transaction) -> DeviceRecord:
             if check is not None:
                 check(tx)
-            record = _add(tx, new, now_ms)
-            note(tx, AuditEvent.DEVICE_CREATED, f"device {record.id}", now_ms=now_ms, owner=record.owner_id)
-            if beside is not None:
-                beside(tx, record)
-            about = (record, new.type.record, application_id, now_ms)
-            publish(tx, device_fact(DeviceCreated, *about), device_fact(DeviceEnabled, *about))
-            return record
+            return add_in(tx, new, application_id, now_ms, beside)
 
         record = await self._database.write(work)
         return await self._devices.get(record.key)
@@ -299,12 +294,29 @@ def _known(tx: Transaction, device: Device) -> DeviceRecord:
     return known
 
 
+def add_in(
+    tx: Transaction,
+    new: NewDevice,
+    application_id: str | None,
+    now_ms: Milliseconds,
+    beside: Callable[[Transaction, DeviceRecord], None] | None = None,
+) -> DeviceRecord:
+    """Add a device in the caller's transaction, whose attributes are checked. Raises Conflict."""
+    record = _add(tx, new, now_ms)
+    note(tx, AuditEvent.DEVICE_CREATED, f"device {record.id}", now_ms=now_ms, owner=record.owner_id)
+    if beside is not None:
+        beside(tx, record)
+    about = (record, new.type.record, application_id, now_ms)
+    publish(tx, device_fact(DeviceCreated, *about), device_fact(DeviceEnabled, *about))
+    return record
+
+
 def _add(tx: Transaction, new: NewDevice, now_ms: int) -> DeviceRecord:
     type_ = new.type.record
     key = tx.devices.put_device(
         DeviceRecord(
             key=NEW_KEY,
-            id=new_id(),
+            id=new.id or new_id(),
             owner=new.owner,
             owner_id="",  # read back with the record
             device_type=type_.key,

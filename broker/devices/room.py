@@ -8,6 +8,7 @@ from broker.core import Core
 from broker.device_types.room import DeviceTypesRoom
 from broker.devices.device_tokens import DeviceTokens
 from broker.devices.inventory import Inventory
+from broker.devices.labels import Labels
 from broker.devices.listing import DeviceLists
 from broker.devices.presence import Presence
 from broker.devices.registry import Devices
@@ -24,6 +25,7 @@ class DevicesRoom(msgspec.Struct, frozen=True):
     tokens: DeviceTokens
     shares: Shares
     transfers: DeviceTransfers
+    labels: Labels
     presence: Presence
     removal: Removal
 
@@ -46,13 +48,15 @@ async def open_devices(core: Core, mails: Mails, accounts: AccountsRoom, device_
     )
     accounts.claims.ends("Devices of others, shared with the account", shares.end_all_of)
     accounts.claims.ends("Devices", inventory.end_all_of)
+    tokens = DeviceTokens(database, clock, core.vault)
     return DevicesRoom(
         registry=registry,
         inventory=inventory,
         lists=DeviceLists(database, registry, device_types.catalog, accounts.permissions, shares),
-        tokens=DeviceTokens(database, clock, core.vault),
+        tokens=tokens,
         shares=shares,
         transfers=DeviceTransfers(database, clock, mails),
+        labels=Labels(database, clock, device_types.catalog, tokens),
         presence=presence,
         removal=removal,
     )

@@ -18,7 +18,7 @@ from broker.trace.audit import AuditEvent, note
 from config.limits import TRANSFER_DAYS, TRANSFERS_OF_ONE_USER, TRANSFERS_SHOWN
 from storage.database import Database, Transaction
 from storage.keys import Milliseconds, UserKey
-from storage.records import UserRecord
+from storage.records import DeviceRecord, UserRecord
 from storage.transfers import OfferedDevice, TransferRecord
 
 STILL_LINKED: Final = "Device is linked with its third party: remove its provider authorization first"
@@ -118,7 +118,7 @@ class DeviceTransfers:
             PermissionDenied: it was made to another user.
             Conflict: the device was linked since the offer, or the user has one with the same `eid`.
         """
-        now_ms, type_ = self._clock.now_ms(), device.type
+        now_ms = self._clock.now_ms()
 
         def work(tx: Transaction) -> None:
             found = tx.transfers.of_device(device.key, now_ms=now_ms)
@@ -142,18 +142,25 @@ class DeviceTransfers:
             _transferable(tx, device)
             if known.eid is not None and tx.devices.by_eid(receiver.key, known.device_type, known.eid) is not None:
                 raise Conflict(SAME_ID)
-            ended = tx.transfers.hand_over(known.key, receiver.key)
-            publish(tx, *map(TokenRevoked, ended))  # its token, if a trial's application made it
-            tx.tell(DEVICE, known.key)
-            tx.tell(WANTED, known.key)
-            about = (type_.record, None, now_ms)
-            tx.lwm2m.forget_actions(known.key, tx.messages.head())
-            tx.lwm2m_actions.end_of_device(known.key)
-            publish(tx, device_fact(DeviceHandedOver, known, *about), SharesChanged(known.key))
-            if (now := tx.devices.device(known.key)) is not None:
-                publish(tx, device_fact(DeviceTakenOver, now, *about))
+            hand_over(tx, known, receiver.key, now_ms)
 
         await self._database.write(work)
+
+
+def hand_over(tx: Transaction, known: DeviceRecord, receiver: UserKey, now_ms: Milliseconds) -> None:
+    """Give a device another owner in the caller's transaction."""
+    ended = tx.transfers.hand_over(known.key, receiver)
+    publish(tx, *map(TokenRevoked, ended))  # its token, if a trial's application made it
+    tx.tell(DEVICE, known.key)
+    tx.tell(WANTED, known.key)
+    tx.lwm2m.forget_actions(known.key, tx.messages.head())
+    tx.lwm2m_actions.end_of_device(known.key)
+    type_ = tx.device_types.device_type(known.device_type)
+    assert type_ is not None  # noqa: S101 - a type with devices stays
+    about = (type_, None, now_ms)
+    publish(tx, device_fact(DeviceHandedOver, known, *about), SharesChanged(known.key))
+    if (now := tx.devices.device(known.key)) is not None:
+        publish(tx, device_fact(DeviceTakenOver, now, *about))
 
 
 def _transferable(tx: Transaction, device: Device) -> None:

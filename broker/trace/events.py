@@ -41,6 +41,8 @@ class AuditEvent(StrEnum):
     APPLICATION_CREATED = "application_created"
     APPLICATION_CHANGED = "application_changed"
     APPLICATION_DELETED = "application_deleted"
+    DEVICES_IMPORTED = "devices_imported"
+    DEVICE_CLAIMED = "device_claimed"
     WANTED_SET = "wanted_set"
     WANTED_WITHDRAWN = "wanted_withdrawn"
     DEVICE_TYPE_CREATED = "device_type_created"

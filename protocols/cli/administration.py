@@ -20,9 +20,12 @@ T = TypeVar("T")
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object in each line.")
 
 
-def administer(config: Path | None, command: str, arguments: Mapping[str, Any], kind: type[T]) -> T:
-    """Run a command of `protocols.control.server.COMMANDS`. Without a store nothing is made. Raises CommandError."""
-    with failures_reported():
+def administer(
+    config: Path | None, command: str, arguments: Mapping[str, Any], kind: type[T], *, about: Path | None = None
+) -> T:
+    """Run a command of `protocols.control.server.COMMANDS`. Without a store nothing is made. `about`: the file that
+    findings are about. Raises CommandError."""
+    with failures_reported(about=about):
         settings = load_settings(config)
         run = partial(run_anywhere, settings, command, arguments, begins_store=False)
         return msgspec.convert(trio.run(run), kind)

@@ -1,13 +1,21 @@
 """`trunkline device`: the devices of a daemon, their tokens, and switching them off (reference 27.10)."""
 
+import csv
+import io
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import IO
 
 import click
 
 from protocols.cli.administration import administer, json_option, print_lines, printable
+from protocols.cli.failures import CommandError
+from protocols.cli.label_sheet import label_sheet
 from protocols.cli.options import config_option
-from protocols.control.lines import LIST_MAX, DeviceLine
+from protocols.control.lines import LIST_MAX, DeviceLine, ImportedLine
 
 
 @click.group()
@@ -76,6 +84,64 @@ def delete(device_id: str, config: Path | None) -> None:
     """Delete DEVICE. For 30 days, provisioning it with its id restores it and its messages (reference 6.1)."""
     found = administer(config, "device delete", {"device": device_id}, DeviceLine)
     click.echo(f"{found.id}  {printable(found.name)}: deleted")
+
+
+@device.command("import")
+@click.argument("file", metavar="FILE", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--owner", required=True, help="Whose devices they are until they are claimed: e-mail address, id or user name."
+)
+@click.option(
+    "--labels", type=click.Path(dir_okay=False, path_type=Path), help="Write a sheet of labels with QR codes, as SVG."
+)
+@click.option("--accounts-url", help="Where people sign in, for the links of the labels; by default as in mails.")
+@json_option
+@config_option
+def import_devices(
+    file: Path, owner: str, labels: Path | None, accounts_url: str | None, as_json: bool, config: Path | None
+) -> None:
+    """Make the devices of FILE, a CSV file with the columns name, type and, if you like, id, vdid and token.
+
+    Prints them as CSV with their tokens and the links of their labels; whoever opens a link first owns the device.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandError(f"{file} cannot be read: {error}", 2) from error
+    with _made(labels) as sheet:
+        arguments = {"text": text, "owner": owner, "accounts": accounts_url}
+        found = administer(config, "device import", arguments, list[ImportedLine], about=file)
+        if sheet is not None:
+            sheet.write(label_sheet(found))
+    if not as_json:
+        click.echo("id,name,type,token,code,link")
+    print_lines(found, _imported, as_json=as_json)
+
+
+@contextmanager
+def _made(path: Path | None) -> Iterator[IO[str] | None]:
+    """A new file that only its owner reads, before anything is imported. It goes again when the import fails."""
+    if path is None:
+        yield None
+        return
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError as error:
+        raise CommandError(f"{path} cannot be made: {error.strerror}", 2) from error
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            yield file
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def _imported(found: ImportedLine) -> str:
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(
+        (found.id, found.name, found.type, found.token, found.code, found.link)
+    )
+    return line.getvalue()
 
 
 def _switch(config: Path | None, device_id: str, *, enabled: bool) -> None:

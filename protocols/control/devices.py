@@ -8,7 +8,7 @@ import msgspec
 
 from broker.devices.inventory import DeviceChanges
 from broker.devices.registry import Device
-from protocols.control.lines import LIST_MAX, DeviceLine
+from protocols.control.lines import LIST_MAX, DeviceLine, ImportedLine
 from protocols.control.naming import device_called, named
 from protocols.control.rooms import ControlRooms
 
@@ -76,6 +76,24 @@ async def _lines(rooms: ControlRooms, devices: list[Device]) -> list[DeviceLine]
     ]
 
 
+class _Import(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    text: str  # of the CSV file
+    owner: str  # e-mail address, id or user name
+    accounts: str | None = None  # the address of the accounts paths, where it is not the daemon's own
+
+
+async def _import(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
+    wanted = msgspec.convert(arguments, _Import)
+    with named("user", wanted.owner):
+        owner = await rooms.accounts.users.named(wanted.owner)
+    made = await rooms.devices.labels.import_devices(wanted.text, owner)
+    root = (wanted.accounts or rooms.core.site.mailed_accounts_url).rstrip("/")
+    return [
+        ImportedLine(one.id, one.name, one.type, one.token, one.code, f"{root}/accept/label?code={one.code}")
+        for one in made
+    ]
+
+
 DEVICE_COMMANDS: Mapping[str, Callable[[ControlRooms, Mapping[str, Any]], Awaitable[object]]] = {
     "device list": _list,
     "device show": _show,
@@ -84,4 +102,5 @@ DEVICE_COMMANDS: Mapping[str, Callable[[ControlRooms, Mapping[str, Any]], Awaita
     "device disable": partial(_switch, False),
     "device enable": partial(_switch, True),
     "device delete": _delete,
+    "device import": _import,
 }

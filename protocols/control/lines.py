@@ -23,6 +23,17 @@ class DeviceLine(msgspec.Struct, frozen=True):
     created_on: int
 
 
+class ImportedLine(msgspec.Struct, frozen=True):
+    """A device of an import: its token, and the code and link of its label."""
+
+    id: str
+    name: str
+    type: str
+    token: str
+    code: str
+    link: str
+
+
 class UserLine(msgspec.Struct, frozen=True):
     """A user as the operator sees it. The time is milliseconds since the epoch."""
 

@@ -127,6 +127,13 @@ def administered(gateway: Gateway, code: str) -> None:
         assert said in printed
 
 
+def labelled(gateway: Gateway, code: str) -> None:
+    head, *devices = gateway.paste(code, **gateway.state).splitlines()
+    assert head == "id,name,type,token,code,link"
+    assert [line.split(",")[1] for line in devices] == ["Lamp 1", "Lamp 2"]
+    assert (gateway.folder / "labels.svg").read_text(encoding="utf-8").count("<path") == 2
+
+
 def backed_up(gateway: Gateway, code: str) -> None:
     gateway.paste(code)
     assert (gateway.root / "root/trunkline.tar.gz").stat().st_mode & 0o777 == 0o600

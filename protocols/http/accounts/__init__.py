@@ -8,6 +8,7 @@ from collections.abc import Callable
 from quart import Quart
 
 from broker.site import AccountsRoot
+from protocols.http.accounts.accept_label import accept_label_blueprint
 from protocols.http.accounts.accept_share import accept_share_blueprint
 from protocols.http.accounts.accept_trial import accept_trial_blueprint
 from protocols.http.accounts.account import account_blueprint
@@ -73,6 +74,7 @@ def install_accounts(
         sign_up_blueprint(flow, accounts.sign_up, accounts.invitations, accounts.claims, accounts.sessions, browsers),
         reset_blueprint(accounts.resets, accounts.claims, browsers),
         accept_share_blueprint(rooms.devices.shares, browsers),
+        accept_label_blueprint(rooms.devices.labels, browsers),
         upgrade_blueprint(rooms.monetization.payments),
         accept_trial_blueprint(rooms.trials.invitations, browsers),
         external_blueprint(flow, provider_redirects, accounts.external, accounts.sessions, browsers),

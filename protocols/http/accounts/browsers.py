@@ -24,6 +24,8 @@ _WAITING: Final = "trunkline_waiting"  # between the right password and the code
 
 #: The parameter of /go with the code of a device share: after the sign-in, the browser goes on to /accept/share.
 SHARE_PARAMETER: Final = "share"
+#: The parameter of /go with the code of a label: the browser goes on to /accept/label.
+LABEL_PARAMETER: Final = "label"
 #: The parameter of /go with the code of an invitation to a trial: the browser goes on to /accept/trial.
 TRIAL_PARAMETER: Final = "trial"
 #: The parameter of /go with which the browser goes on to the person's account after the sign-in.
@@ -146,6 +148,7 @@ class Browsers:
             asked=asked,
             place=place,
             shares=place == "go" and given.text(SHARE_PARAMETER) is not None,
+            claims_device=place == "go" and given.text(LABEL_PARAMETER) is not None,
             joins_trial=place == "go" and given.text(TRIAL_PARAMETER) is not None,
             own_account=place == "go"
             and (given.text(ACCOUNT_PARAMETER) is not None or given.text(CONSOLE_PARAMETER) == "/console/account"),

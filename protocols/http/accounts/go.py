@@ -12,6 +12,7 @@ from broker.errors import DomainError, TooManyAttempts
 from protocols.http.accounts.browsers import (
     ACCOUNT_PARAMETER,
     CONSOLE_PARAMETER,
+    LABEL_PARAMETER,
     SHARE_PARAMETER,
     TRIAL_PARAMETER,
     Browsers,
@@ -79,6 +80,8 @@ def after_sign_in(query: bytes) -> str:
         return page
     if (share := given.text(SHARE_PARAMETER)) is not None:
         return f"{root}/accept/share?{urlencode({'code': share})}"
+    if (label := given.text(LABEL_PARAMETER)) is not None:
+        return f"{root}/accept/label?{urlencode({'code': label})}"
     if (trial := given.text(TRIAL_PARAMETER)) is not None:
         return f"{root}/accept/trial?{urlencode({'code': trial})}"
     if (place := given.text(ACCOUNT_PARAMETER)) is not None:

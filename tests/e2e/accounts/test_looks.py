@@ -98,6 +98,19 @@ def accept_share(person: Person) -> None:
     person.browser.open(Postbox(person.site, person.browser).link_to(SHARON_EMAIL))
 
 
+def accept_label(person: Person) -> None:
+    file = person.site.daemon.config.with_name("label.csv")
+    file.write_text("name,type\nLamp in the hall,example.light\n", encoding="utf-8")
+    printed = person.site.trunkline("device", "import", str(file), "--owner", ADA_EMAIL).splitlines()
+    person.take_session(SHARON_EMAIL)
+    person.visit("accept/label", code=printed[1].split(",")[4])
+
+
+def label_code(person: Person) -> None:
+    person.take_session(SHARON_EMAIL)
+    person.visit("accept/label", code="WRONG")
+
+
 def accept_trial(person: Person) -> None:
     invitation = {"email": OWN_EMAILS[10], "invitationType": "participant"}
     types = [{"dtid": "brightlight.lamp"}, {"dtid": "brightlight.weather_station"}]
@@ -222,6 +235,7 @@ PAGES: Final[Mapping[str, Sequence[Callable[[Person], None]]]] = {
     "/signup": (sign_up, taken_address, welcome, link_over, invitation),
     "/reset": (forgotten_password, mail_on_its_way, new_password),
     "/accept/share": (accept_share,),
+    "/accept/label": (accept_label, label_code),
     "/accept/trial": (accept_trial,),
     "/pricing/upgrade": (upgrade, upgrade_waiting),
     "/login": (no_such_page,),

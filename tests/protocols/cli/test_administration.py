@@ -1,13 +1,16 @@
 """`trunkline user`, `device`, `app` and `token` on the state of a stopped daemon (reference 27.10)."""
 
+import csv
 import json
 import os
 import re
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
+import segno
 import trio
 from click.testing import CliRunner, Result
 
@@ -114,6 +117,44 @@ def test_a_device_is_shown_switched_off_and_on_and_deleted(config: Path) -> None
     assert audited(config) == [
         (command, about, operator) for command in ("device disable", "device enable", "device delete")
     ]
+
+
+def test_devices_are_imported_with_labels_or_not_at_all(config: Path, tmp_path: Path) -> None:
+    file, sheet = tmp_path / "devices.csv", tmp_path / "labels.svg"
+    arguments = ("device", "import", str(file), "--owner", ADA_EMAIL, "--labels", str(sheet))
+    file.write_text('name,type,vdid\n"Lamp, 1",example.light,a\nLamp 2,example.light,a\n', encoding="utf-8")
+    refused = run(config, *arguments)
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert f"{file}: line 3: vdid: the same as in line 2" in refused.stderr
+    assert not sheet.exists()
+    assert len(output(config, "device", "list").splitlines()) == 4
+    file.write_text('name,type,vdid\n"Lamp, 1",example.light,a\nLamp 2,example.light,b\n', encoding="utf-8")
+    accounts = ("--accounts-url", "https://home.example.org/accounts/")
+    first, second = csv.DictReader(output(config, *arguments, *accounts).splitlines())
+    assert (first["name"], second["name"]) == ("Lamp, 1", "Lamp 2")
+    assert first["link"] == f"https://home.example.org/accounts/accept/label?code={first['code']}"
+    assert caller_of(config, second["token"]) == ("device", f"device {second['id']}")
+    assert sheet.stat().st_mode & 0o777 == 0o600
+    drawn = ET.parse(sheet).getroot()  # noqa: S314 - our own
+    labels = drawn.findall("{http://www.w3.org/2000/svg}g")
+    assert len(labels) == 2
+    for label, one in zip(labels, (first, second), strict=True):
+        path = label.find("{http://www.w3.org/2000/svg}path")
+        assert path is not None
+        assert modules(path.attrib["d"]) == dark_modules(one["link"])
+        assert one["name"] in [text.text for text in label]
+    assert run(config, *arguments).exit_code == 2, "a sheet is not overwritten: its codes are the only ones"
+
+
+def modules(path: str) -> set[tuple[int, int]]:
+    runs = re.findall(r"M(\d+) (\d+)h(\d+)v1h-\3z", path)
+    assert "".join(f"M{x} {y}h{n}v1h-{n}z" for x, y, n in runs) == path
+    return {(int(x) + at, int(y)) for x, y, n in runs for at in range(int(n))}
+
+
+def dark_modules(text: str) -> set[tuple[int, int]]:
+    rows = segno.make(text, error="m", micro=False).matrix
+    return {(x, y) for y, row in enumerate(rows) for x, dark in enumerate(row) if dark}
 
 
 def test_a_device_is_deleted_after_a_question_only(config: Path) -> None:

@@ -37,6 +37,7 @@ GET /checkSession
 POST /revokeToken
 PUT /revokeToken
 PUT /revokeAccessToken
+GET /accept/label
 GET /accept/share
 GET /accept/trial
 GET /pricing/upgrade
