@@ -107,10 +107,11 @@ HANDLED: Final[Mapping[str, Callable[[Gateway, str], None] | str]] = {
     "operate/several-machines: Both machines 1": settings_load,
     "operate/several-machines: Both machines 2": "needs root; tests/test_systemd.py checks the file",
     "operate/several-machines: Failover of the database 1": settings_load,
-    "operate/several-nodes: Try it 1": "makes a role; tests/cluster/test_demo.py runs the demo so",
-    "operate/several-nodes: Try it 2": "tests/cluster/test_page.py runs it",
+    "operate/several-nodes: Try it 1": "tests/cluster/test_demo.py runs the demo so",
+    "operate/several-nodes: Try it 2": "makes a role",
     "operate/several-nodes: Try it 3": "tests/cluster/test_page.py runs it",
     "operate/several-nodes: Try it 4": "tests/cluster/test_page.py runs it",
+    "operate/several-nodes: Try it 5": "tests/cluster/test_page.py runs it",
     "operate/troubleshooting: Doctor 1": examined,
 }
 
