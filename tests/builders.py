@@ -1,8 +1,11 @@
 """The one place where tests build a store and open services on it."""
 
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import TypedDict, Unpack
+
+from trio.testing import wait_all_tasks_blocked
 
 from broker.accounts.provider_port import Providers
 from broker.clock import Clock
@@ -18,7 +21,7 @@ from config.settings import Settings
 from storage.database import Database, StoreEngine
 from tests.callbacks import FakeStreams
 from tests.factories import NOW_MS
-from tests.fakes import FakeClock, OnTheLoop, RunSync, on_loop, run_inline
+from tests.fakes import FakeClock, HeldRunner, OnTheLoop, RunSync, on_loop, run_inline
 from tests.stores import InlineDatabase, MigratedEngine, is_migrated
 
 
@@ -68,9 +71,18 @@ class ServicesOpener:
             database: Database = InlineDatabase(engine, worker=on_loop(run_sync))
         else:
             database = Database(engine, worker=on_loop(run_sync), readers=1 if run_sync is run_inline else 4)
-        return open_services(
+        opening = open_services(
             settings or self._settings, database, self._vault, clock or self._clock, **(self._ports | ports)
         )
+        return _begun(opening) if isinstance(run_sync, HeldRunner) else opening
+
+
+@asynccontextmanager
+async def _begun(opening: AbstractAsyncContextManager[Services]) -> AsyncIterator[Services]:
+    """The workers have taken their first steps: what a test holds from now on is what it does itself."""
+    async with opening as services:
+        await wait_all_tasks_blocked()
+        yield services
 
 
 def opener_in(folder: Path) -> ServicesOpener:

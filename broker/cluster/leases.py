@@ -78,7 +78,8 @@ class Lease:
         self.name = name
         self._deadline = deadline or Deadline()
         self._row: HeldLease | None = None
-        self._gained, self._lost = trio.Event(), trio.Event()
+        self._gained = trio.Event()
+        self._runs = set[trio.CancelScope]()
         self._users, self._unused, self._is_leaving = 0, trio.Event(), False
         if is_held:
             self._gained.set()
@@ -97,15 +98,14 @@ class Lease:
     def gain(self, row: HeldLease | None) -> None:
         """This node holds it from now on."""
         self._row = row
-        if not self.is_held:
-            self._lost = trio.Event()
-            self._gained.set()
+        self._gained.set()
 
     def lose(self) -> None:
         """This node does not hold it any more."""
         if self.is_held:
             self._gained = trio.Event()
-            self._lost.set()
+            for run in self._runs:
+                run.cancel()
 
     @contextmanager
     def used(self) -> Iterator[None]:
@@ -118,6 +118,16 @@ class Lease:
             if not self._users:
                 self._unused.set()
                 self._unused = trio.Event()
+
+    @contextmanager
+    def until_lost(self) -> Iterator[None]:
+        """The block is cancelled when the lease, which is held, is lost."""
+        with trio.CancelScope() as run:
+            self._runs.add(run)
+            try:
+                yield
+            finally:
+                self._runs.remove(run)
 
     @property
     def is_leaving(self) -> bool:
@@ -136,9 +146,6 @@ class Lease:
 
     async def wait_gained(self) -> None:
         await self._gained.wait()
-
-    async def wait_lost(self) -> None:
-        await self._lost.wait()
 
     def may_act(self) -> bool:
         """Whether nobody else can be the holder now, by a clock that nobody sets."""

@@ -75,6 +75,8 @@ class DeliveryWorkers:
         #: the same object is here.
         self._to_open: dict[int, Subscription] = {}
         self._wakeup = Wakeup()
+        #: Whether what is in memory goes on from what the store said; else the store knows better.
+        self._has_resumed = False
         self._sender.look_at = self._reader.look_at
         self._subscriptions.on_change(self._changed)
 
@@ -114,9 +116,11 @@ class DeliveryWorkers:
         await self._reader.resume()
         # Subscriptions that fell behind follow later: the reader goes on from where it was for the others.
         await self.open_new()
+        self._has_resumed = True
 
     def forget_all(self) -> None:
         """Another node delivers."""
+        self._has_resumed = False
         self._reader.forget_all()
         self._sender.forget_all()
         self._to_open = {one.key: one for one in self._subscriptions.all() if one.record.status in COLLECTING}
@@ -162,9 +166,14 @@ class DeliveryWorkers:
         )
 
     async def save(self) -> None:
-        """Store what became of the last attempts, and up to where the log is read. Raises StoreError."""
-        await self._sender.flush()
-        await self._reader.save()
+        """Store what became of the last attempts, and up to where the log is read. Raises StoreError.
+
+        Nothing, when the lease has gone before all was read again: without subscriptions in memory, the position up to
+        which their rows are read would be deleted.
+        """
+        if self._has_resumed:
+            await self._sender.flush()
+            await self._reader.save()
 
     def statistics(self) -> SubscriptionStatistics:
         statuses = [one.record.status for one in self._subscriptions.all()]

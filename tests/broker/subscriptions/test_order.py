@@ -8,6 +8,7 @@ from collections import Counter
 from itertools import pairwise
 
 import pytest
+import trio
 
 from broker.cluster.leases import LeaseName
 from broker.services import Services
@@ -88,12 +89,32 @@ async def test_the_same_holds_while_the_lease_goes_away_and_comes_back(
             lease.gain(None)
             if chance.random() < 0.3:
                 fake_clock.advance(6_000)
-        await settled(services, lambda: len(services.subscriptions.deliveries._to_open) == 0)
         await deliver_all(services, fake_clock)
     assert checker.delivered == set(expected)
     for device in DEVICES:
         assert all(earlier < later for earlier, later in pairwise(checker.first[device]))
     assert sorted(position for positions in checker.first.values() for position in positions) == expected
+
+
+async def test_a_lease_that_goes_before_all_is_read_again_takes_no_message_along(
+    opener: ServicesOpener, fake_clock: FakeClock
+) -> None:
+    callbacks = FakeCallbacks()
+    async with opener(callbacks=callbacks) as services:
+        await build_world(services.core.database, services.core.vault)
+        await subscribed(services)
+        lease = services.core.leases.of(LeaseName.SUBSCRIPTIONS)
+        expected = await sent(services)
+        await deliver_all(services, fake_clock)
+        for turns in range(20):
+            await lease.leave()
+            expected += await sent(services)
+            lease.gain(None)
+            for _ in range(turns):
+                await trio.lowlevel.checkpoint()
+            assert await services.core.database.read(lambda tx: tx.subscriptions.reader_position()) is not None
+        await deliver_all(services, fake_clock)
+        assert sorted({position for one in callbacks.received for position in one.positions}) == expected
 
 
 def at_work(services: Services) -> int:
@@ -102,13 +123,18 @@ def at_work(services: Services) -> int:
 
 
 async def deliver_all(services: Services, clock: FakeClock) -> None:
-    """Go on until nothing waits, not even for a retry."""
+    """Go on until nothing waits, not even to be read or for a retry."""
+    deliveries = services.subscriptions.deliveries
 
     def is_done() -> bool:
+        if deliveries._to_open or deliveries.statistics().behind:
+            return False
+        if deliveries._reader.position < services.messages.ingest.head:
+            return False
         if not at_work(services):
             clock.advance(3_600_000)
             services.subscriptions.sender.look_for_due()
-        return not services.subscriptions.deliveries.statistics().pending
+        return not deliveries.statistics().pending
 
     await settled(services, is_done)
 
