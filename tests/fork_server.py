@@ -5,13 +5,16 @@ hundred times. A forked command is as a started one: a process of its own with i
 files, signals and end. Only its `/proc/PID/cmdline` is the server's, and Argon2 has its lowest cost.
 tests/protocols/cli/test_commands.py starts the installed program itself.
 
-Saves 0.7 s of processor time for each of some hundred commands, and is started in 2 s.
+Saves 0.7 s of processor time for each of some hundred commands, and is started in 2 s: once for all processes of a
+run, by the one that first needs it.
 
-As a program (`python -m tests.fork_server REQUESTS SECRETS [STORES]`, descriptors) this module is the server. Between
-the server and each command stands a waiter, which is the command's parent and reports its exit status.
+As a program (`python -m tests.fork_server SOCKET [FOLDER]`, a descriptor) this module is the server. It ends with the
+last process that is connected to it. Between the server and each command stands a waiter, which is the command's parent
+and reports its exit status.
 """
 
 import atexit
+import fcntl
 import gc
 import json
 import os
@@ -20,7 +23,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
@@ -35,7 +38,8 @@ _REQUEST_BYTES = 1 << 17
 _NUMBER_BYTES = 12
 #: A variable that names a module which the command imports before it begins.
 FIRST: Final = "TESTS_FIRST_IMPORT"
-_REPORT = 3  # the descriptors of a request: standard input, output and error, and the socket for the report
+_REPORT = 3  # the descriptors of a request: standard input, output and error, the socket for the report,
+_SECRETS, _STORES = 4, 5  # and the files of tests/leaks.py and, over PostgreSQL, tests/opened_stores.py
 
 
 class ForkedProcess:
@@ -77,7 +81,9 @@ class ForkServer:
 
     NUMBER_BYTES: Final = _NUMBER_BYTES  # of each of the two reports: the command's process and its exit status
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path | None = None) -> None:
+        """`folder`: whoever names the same one shares the server; None: it is this object's own."""
+        self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
         self._requests: socket.socket | None = None
 
@@ -105,32 +111,64 @@ class ForkServer:
 
     def _send(self, request: bytes, descriptors: list[int]) -> None:
         if self._requests is None:
-            self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            with theirs:
-                descriptors_ = [theirs.fileno(), leaks.KNOWN.file]
-                if (stores := opened_stores.OPENED.file) is not None:
-                    descriptors_.append(stores)
-                self._process = subprocess.Popen(
-                    [sys.executable, "-m", "tests.fork_server", *map(str, descriptors_)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    pass_fds=descriptors_,
-                )
-        socket.send_fds(self._requests, [request], descriptors)
+            self._requests = self._connected()
+        notes = [leaks.KNOWN.file, *([] if (stores := opened_stores.OPENED.file) is None else [stores])]
+        socket.send_fds(self._requests, [request], [*descriptors, *notes])
+
+    def _connected(self) -> socket.socket:
+        """A connection to the server, which begins if there is none."""
+        if self._folder is None:
+            requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._begin(theirs)
+            return requests
+        requests = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with _one_at_a_time(self._folder) as address:
+            try:
+                requests.connect(address)
+            except (FileNotFoundError, ConnectionRefusedError):
+                Path(address).unlink(missing_ok=True)
+                listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                listening.bind(address)
+                listening.listen()
+                requests.connect(address)
+                self._begin(listening, self._folder)
+        return requests
+
+    def _begin(self, theirs: socket.socket, *folder: Path) -> None:
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.fork_server", str(theirs.fileno()), *folder],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+            )
 
     def close(self) -> None:
-        if self._requests is not None and self._process is not None:
+        if self._requests is not None:
             self._requests.close()
-            self._process.wait()
+        if self._process is not None:
+            if self._folder is None:
+                self._process.wait()
+            else:  # others may still use it
+                _left.append(self._process)
 
 
+@contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[str]:
+    """Within the block nobody else looks for the server of this folder, begins it or ends it. Gives its address."""
+    with (folder / "forks.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield f"{folder}/forks"
+
+
+_left: list[subprocess.Popen[bytes]] = []  # as long as this process runs
 _servers: list[ForkServer] = []
 
 
 @contextmanager
-def commands_forked() -> Iterator[None]:
-    """Until the block ends, `running` gives a server."""
-    server = ForkServer()
+def commands_forked(folder: Path | None = None) -> Iterator[None]:
+    """Until the block ends, `running` gives a server, which is that of all who name the same folder."""
+    server = ForkServer(folder)
     _servers.append(server)
     try:
         yield
@@ -145,13 +183,12 @@ def running(environment: Mapping[str, str]) -> ForkServer | None:
     return _servers[-1] if _servers and not has_own_libraries else None
 
 
-def _serve(requests: socket.socket) -> None:
-    """Fork for each request, until the tests end."""
+def _serve(first: socket.socket, folder: Path | None) -> None:
+    """Fork for each request. `first`: where those of a folder connect, or the one connection."""
     import trio
     from argon2.profiles import CHEAPEST
 
     from broker import secrets
-    from protocols.cli import main
     from tests.protocols.http.routes import shared_routes
 
     secrets.ARGON2_COST = CHEAPEST  # type: ignore[misc] # as in the tests' own processes
@@ -168,25 +205,55 @@ def _serve(requests: socket.socket) -> None:
     gc.freeze()  # a collection in a fork would copy every page
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the tests and to this process
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the waiters
+    waiting = select.poll()
+    waiting.register(first, select.POLLIN)
+    open_ = {first.fileno(): first}
     while True:
-        request, descriptors, _, _ = socket.recv_fds(requests, _REQUEST_BYTES, _REPORT + 1)
-        if not request:
-            return
-        if os.fork() == 0:
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            requests.close()
-            command = os.fork()
-            if command != 0:
-                _wait(command, descriptors)
-            _become(request, descriptors)
-            try:
-                main()
-            except SystemExit as ended:
-                if isinstance(ended.code, int):
-                    atexit.register(_end, ended.code)
-                raise
-        for descriptor in descriptors:
-            os.close(descriptor)
+        for number, _event in waiting.poll():
+            if folder is not None and number == first.fileno():
+                connection, _ = first.accept()
+                waiting.register(connection, select.POLLIN)
+                open_[connection.fileno()] = connection
+            elif not _fork_for(open_[number], open_.values()):
+                waiting.unregister(number)
+                open_.pop(number).close()
+                if folder is None or (len(open_) == 1 and _is_over(first, folder)):
+                    return
+
+
+def _is_over(listening: socket.socket, folder: Path) -> bool:
+    """Nobody is connected. Afterwards whoever looks for the server begins one."""
+    with suppress(FileNotFoundError), _one_at_a_time(folder) as address:  # the run may be over, too
+        if select.select([listening], [], [], 0)[0]:
+            return False
+        Path(address).unlink()
+    return True
+
+
+def _fork_for(requests: socket.socket, sockets: Iterable[socket.socket]) -> bool:
+    """Fork for the request of a connection. False: it has ended."""
+    request, descriptors, _, _ = socket.recv_fds(requests, _REQUEST_BYTES, _STORES + 1)
+    if not request:
+        return False
+    if os.fork() == 0:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for one in sockets:
+            one.close()
+        command = os.fork()
+        if command != 0:
+            _wait(command, descriptors[: _REPORT + 1])
+        _become(request, descriptors)
+        from protocols.cli import main  # the module is there
+
+        try:
+            main()
+        except SystemExit as ended:
+            if isinstance(ended.code, int):
+                atexit.register(_end, ended.code)
+            raise
+    for descriptor in descriptors:
+        os.close(descriptor)
+    return True
 
 
 async def _make_tables() -> None:
@@ -236,8 +303,11 @@ def _become(request: bytes, descriptors: Sequence[int]) -> None:
     arguments, environment, folder = json.loads(request)
     for number in range(_REPORT):
         os.dup2(descriptors[number], number)
-    for descriptor in descriptors:
+    for descriptor in descriptors[: _REPORT + 1]:
         os.close(descriptor)
+    leaks.record_into(descriptors[_SECRETS])
+    for stores in descriptors[_STORES:]:
+        opened_stores.record_into(stores)
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
@@ -252,7 +322,4 @@ def _become(request: bytes, descriptors: Sequence[int]) -> None:
 
 if __name__ == "__main__":
     with socket.socket(fileno=int(sys.argv[1])) as received:
-        leaks.record_into(int(sys.argv[2]))
-        for stores in sys.argv[3:]:
-            opened_stores.record_into(int(stores))
-        _serve(received)
+        _serve(received, Path(sys.argv[2]) if sys.argv[2:] else None)

@@ -68,14 +68,15 @@ def find_programs() -> Path | None:
     return folders[-1].parent if folders else None
 
 
-def folder_of_run() -> None:
-    """Make the folder in which the server will be. The process that starts all others calls it, before them."""
+def folder_of_run() -> Path:
+    """The folder in which the server will be. The process that starts all others makes it, before them."""
     if _FOLDER not in os.environ:
         # Short, because it has a socket; and where the server's user may enter.
         shared = Path("/dev/shm")  # noqa: S108 - a folder of its own is made in it
         folder = mkdtemp(prefix="trunkline-pg.", dir=shared if os.access(shared, os.W_OK) else None)
         os.environ[_FOLDER] = folder
         _made.append(Path(folder))
+    return Path(os.environ[_FOLDER])
 
 
 def end_run() -> None:
