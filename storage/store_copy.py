@@ -286,11 +286,16 @@ class _Page(msgspec.Struct, frozen=True):
 def _read_ahead(tables: Tables, shape: TableShape, state: _State) -> Iterator[Iterator[_Page]]:
     """The rows behind a state in pages, of which each is read while the caller has the one before."""
     pages = _pages(tables, shape, state)
+    first = next(pages, None)
+    if first is None or first.state.is_done:  # as of most tables: a thread takes longer than its rows
+        yield iter(() if first is None else (first,))
+        return
     with ThreadPoolExecutor(1) as thread:
         coming = thread.submit(next, pages, None)
 
         def read() -> Iterator[_Page]:
             nonlocal coming
+            yield first
             while (page := coming.result()) is not None:
                 coming = thread.submit(next, pages, None)
                 yield page

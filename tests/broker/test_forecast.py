@@ -27,7 +27,7 @@ from tests.stores import begin_store, lift_references, storage_of, store_of
 
 START_MS: Final = 1_700_000_000_000 // DAY_MS * DAY_MS
 DEVICES: Final = 2
-STEP_MS: Final = 15 * MINUTE_MS
+STEP_MS: Final = 30 * MINUTE_MS
 FIELDS: Final = 3
 BEFORE = 30  # days
 #: With retention: PostgreSQL takes some seconds for each sweep and the vacuum behind it.
