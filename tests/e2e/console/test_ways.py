@@ -1,5 +1,6 @@
 """The main ways through the console, as a person goes them."""
 
+import ast
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from tests.browser import ARROW_LEFT, Chromium
-from tests.daemon import DEMO_ON_ANY_PORT, LIGHT_TYPE, TRUNKLINE, device_id
+from tests.daemon import DEMO_ON_ANY_PORT, LIGHT_TYPE, TRUNKLINE, device_id, device_token
 from tests.e2e.console.user import User
 from tests.e2e.console.world import BOARD, BOB_EMAIL, Site
 from tests.programs import require_dtls, require_program
@@ -100,6 +101,39 @@ def test_every_line_that_a_page_shows_works_when_it_is_pasted(ada: User, site: S
         ada.sees("online", "#standing")
         ada.sees("Your device is connected", "#waiting")
     ada.sees("offline", "#standing")
+
+
+def test_a_page_has_programs_for_boards_filled_in(ada: User, site: Site, tmp_path: Path) -> None:
+    """That for Node.js runs. That for MicroPython is read by Python's parser; those in C need the headers of their
+    systems, so that only what is filled in is looked at."""
+    node, did, token = require_program("node"), device_id(7), device_token(7)
+    ada.open(f"/devices/{did}")
+    ada.click("Show me the line")
+    ada.sees("Hide the token")
+    found = {}
+    for way in ("Node.js", "MicroPython", "ESP-IDF", "Zephyr"):
+        ada.click(way)
+        found[way] = line_of(ada)
+        assert token in found[way], way
+        assert "intensity" in found[way], way
+    file = tmp_path / "device.mjs"
+    file.write_text(found["Node.js"], encoding="utf-8")
+    with subprocess.Popen([node, file], stdout=subprocess.PIPE, text=True) as device:
+        assert device.stdout is not None
+        try:
+            stored, wanted = device.stdout.readline(), device.stdout.readline()
+            assert stored.startswith("stored ")
+            assert stored.endswith(" []\n"), "no field of it is unknown"
+            assert wanted == "wanted {}\n"
+            ada.sees("Your device is connected", "#waiting")
+        finally:
+            device.kill()
+    program = ast.parse(found["MicroPython"])
+    texts = {one.value for one in ast.walk(program) if isinstance(one, ast.Constant)}
+    assert {did, token, "intensity", "/v1.1/wanted/"} <= texts
+    assert f'#define DEVICE "{did}"' in found["ESP-IDF"]
+    assert '"{\\"state\\":true,\\"intensity\\":21,' in found["ESP-IDF"]
+    assert '"{\\"data\\":{\\"state\\":true,' in found["Zephyr"]
 
 
 def test_an_update_waits_for_the_owner(ada: User, site: Site, program: Path) -> None:

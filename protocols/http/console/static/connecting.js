@@ -3,6 +3,7 @@
 import { attempt, call, done, get, Refused, REST } from "./api.js";
 import { $, copyButton, fill, h } from "./dom.js";
 import { put } from "./manifest.js";
+import { espIdf, microPython, node, zephyr } from "./programs.js";
 
 const SAMPLES = { Boolean: true, Integer: 21, Long: 21, Double: 21.5, Float: 21.5, String: "hello" };
 const HIDDEN = "<device token>";
@@ -12,6 +13,7 @@ export class Connecting {
     Object.assign(this, { place, device, type });
     if (!isOwner) return;
     this.data = sample(manifest);
+    this.isSettable = [...manifest.fields.values()].some((one) => one.settable);
     this.token = "";
     this.ways = this.offered();
     for (const [name] of this.ways) {
@@ -127,6 +129,18 @@ export class Connecting {
     if (coap && coapSecure) found.push(["CoAP", "DTLS with a pre-shared key. Identity: the device id. Key: the token, as 16 bytes; the shell cannot pass a token with 00 among them, then make a new one. Elsewhere than on Debian, the program is coap-client.", (token) => `coap-client-openssl -u ${id} -k "$(perl -e 'print pack "H*", shift' ${token})" ${post} ${quote(`coaps://${coap}/v1.1/messages/${token}`)}`]);
     else if (coap) found.push(["CoAP", "The token is the end of the path. Elsewhere than on Debian, the program is coap-client.", (token) => `coap-client-notls ${post} ${quote(`coap://${coap}/v1.1/messages/${token}`)}`]);
     found.push(["WebSocket", `The simulated device speaks this protocol: it connects to ${origin.replace("http", "ws")}${REST}/websocket?ack=true, sends {"type":"register","sdid":"${id}","Authorization":"bearer …"}, and then {"sdid":"${id}","data":${data}}.`, simulate("websocket", authority)]);
+    const filled = { id, data: this.data, isSettable: this.isSettable };
+    found.push(["Node.js", "A program without packages, over HTTP.", (token) => node({ ...filled, token, rest: `${origin}${REST}` })]);
+    if (mqtt) {
+      const [host, port] = split(mqtt);
+      const at = { ...filled, host, port, isSecure: Boolean(mqttSecure) };
+      found.push(["MicroPython", "For a board with MicroPython, over MQTT.", (token) => microPython({ ...at, token })]);
+      found.push(["ESP-IDF", "For an ESP32 in C, over MQTT. Actions come on the same connection.", (token) => espIdf({ ...at, token })]);
+    }
+    if (coap) {
+      const [host, port] = split(coap);
+      found.push(["Zephyr", "For a board with Zephyr in C, over CoAP. Send on a confirmable request again when no answer comes.", (token) => zephyr({ ...filled, token, host, port, isSecure: Boolean(coapSecure) })]);
+    }
     if (lwm2m) found.push(["LWM2M", `DTLS with a pre-shared key at ${lwm2m}. Identity and endpoint: the device id. Key: the token, as 16 bytes in hexadecimal.`, simulate("lwm2m", lwm2m)]);
     return found;
   }
