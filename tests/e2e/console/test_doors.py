@@ -1,20 +1,29 @@
 """Devices that people own already, from their first minute in the console."""
 
+import io
+import json
 import os
 import signal
-from collections.abc import Iterator
+import subprocess
+import tarfile
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import httpx
 import pytest
 
+from broker.device_types.examples import load_examples
+from tests.broker.topic_devices.payloads import SHELLY, SHELLY_ID
 from tests.browser import DESKTOP, WIDTHS, Chromium
-from tests.daemon import start_command
+from tests.daemon import ADA, USER_TOKEN, bearer, device_id, device_token, start_command
 from tests.e2e.console.measures import measured
 from tests.e2e.console.test_developer import go
 from tests.e2e.console.user import User
-from tests.e2e.console.world import Site
+from tests.e2e.console.world import SHELLY_TYPE, Site
+from tests.programs import require_program
 
 OFFER: Final = "This board offers batteryLevel (/3/0/9, %), temperature (/3303/0/5700, °C), lightControlOnOff"
 
@@ -51,6 +60,78 @@ def shot(browser: Chromium, folder: Path | None, name: str) -> None:
         browser.show(DESKTOP, dark=False)
 
 
+def published(site: Site, payload: Mapping[str, Any]) -> None:
+    """By one of Ada's devices, as the Shelly signs in."""
+    host, port = site.daemon.host_port("mqtt")
+    who = ("-u", device_id(70), "-P", device_token(70), "-q", "1", "-t", f"{SHELLY_ID}/events/rpc")
+    command = [require_program("mosquitto_pub"), "-h", host, "-p", str(port), *who, "-m", json.dumps(payload)]
+    subprocess.run(command, check=True, timeout=30)
+
+
+def notification(power: float) -> dict[str, Any]:
+    """At this moment."""
+    switch = {**SHELLY["params"]["switch:0"], "output": power > 0, "apower": power}
+    return {**SHELLY, "params": {"ts": time.time(), "switch:0": switch}}
+
+
+def has_its_first_minute(ada: User, site: Site, did: str, field: str, shots: tuple[Path | None, str]) -> None:
+    """The value of a field is in the chart, in a rule and its explanation, and in an export."""
+    ada.open(f"/devices/{did}")
+    ada.sees(field, "#values")
+    ada.sees("latest", ".chart .latest")
+    ada.eventually(lambda: any(text.startswith("latest ") for text in ada.browser.texts(".chart .latest")))
+    assert measured(ada.browser) == []
+    shot(ada.browser, shots[0], f"{shots[1]}-device")
+    ada.browser.show(DESKTOP, dark=False)
+    condition = {"sdid": did, "field": field, "operator": ">", "operand": {"value": 0}}
+    then = [{"ddid": device_id(71), "action": "setOn", "parameters": {}}]
+    rule = {"name": f"About {shots[1]}", "scope": "allApplications", "rule": {"if": {"and": [condition]}, "then": then}}
+    made = site.of_ada_at_the_console(ada, "POST", "/rules", rule)["id"]
+    ada.open(f"/rules/{made}")
+    ada.sees("running", "#standing")
+    ada.click("The last hour")
+    ada.sees(f"{field} > 0 holds", "#why")
+    shot(ada.browser, shots[0], f"{shots[1]}-rule")
+    ada.browser.show(DESKTOP, dark=False)
+    now = round(time.time() * 1000)
+    asked = {"sdids": did, "startDate": now - 3_600_000, "endDate": now, "order": "asc", "format": "csv2"}
+    export = site.of_ada("POST", "/messages/export", json=asked)["data"]["exportId"]
+    ada.eventually(lambda: site.of_ada("GET", f"/messages/export/{export}/status")["status"] == "Success")
+    answer = httpx.get(f"{site.daemon.base_url}/messages/export/{export}/result", headers=bearer(USER_TOKEN))
+    with tarfile.open(fileobj=io.BytesIO(answer.raise_for_status().content)) as archive:
+        texts = [archive.extractfile(one).read().decode() for one in archive if one.isfile()]  # type: ignore[union-attr]
+    assert any(did in text and field in text for text in texts)
+    site.of_ada_at_the_console(ada, "DELETE", f"/rules/{made}", None)
+
+
+def test_a_shelly_from_its_first_minute(ada: User, site: Site, screenshots: Path | None) -> None:
+    go(ada, "/developer/types")
+    (example,) = (one for one in load_examples() if one.unique_name == "example.shelly")
+    dtid = made_type(ada, site, "Shelly", SHELLY_TYPE)
+    document = {"manifest": json.loads(example.manifest_document)}
+    site.of_ada_at_the_console(ada, "POST", f"/devicetypes/{dtid}/manifests", document)
+
+    def found() -> list[str]:
+        published(site, notification(11.5))
+        listed = site.of_ada("GET", f"/users/{ADA}/devices?dtid={dtid}")["data"]["devices"]
+        return [one["id"] for one in listed]
+
+    ada.eventually(lambda: bool(found()))
+    (did,) = found()
+    ada.open("")
+    ada.browser.fill("Search", SHELLY_ID)
+    ada.sees(SHELLY_ID, "#devices")
+    has_its_first_minute(ada, site, did, "power", (screenshots, "shelly"))
+    ada.open(f"/devices/{did}")
+    ada.sees("11.5 W", "#values")
+    published(site, notification(12.5))
+    ada.sees("12.5 W", "#values")
+    go(ada, "/operator")
+    ada.sees("shellies", "#topics")
+    assert measured(ada.browser) == []
+    shot(ada.browser, screenshots, "shelly-operator")
+
+
 def test_a_board_offers_its_manifest(ada: User, site: Site, screenshots: Path | None) -> None:
     if "lwm2m_dtls" not in site.daemon.addresses:
         pytest.skip("DTLS is not available")
@@ -75,6 +156,4 @@ def test_a_board_offers_its_manifest(ada: User, site: Site, screenshots: Path | 
         ada.click("Use these for Terrace board")
         ada.sees("Version 1 is in use")
         ada.sees_no(OFFER)
-        ada.open(f"/devices/{device['id']}")
-        ada.sees("temperature", "#values")
-        shot(ada.browser, screenshots, "board-device")
+        has_its_first_minute(ada, site, device["id"], "temperature", (screenshots, "board"))

@@ -12,13 +12,13 @@ from protocols.coap.dtls.errors import DtlsUnavailable
 from protocols.coap.dtls.self_test import self_test
 from tests.daemon import (
     ADA_EMAIL,
+    STATES,
     USER_TOKEN,
     Daemon,
     bearer,
     command_output,
     device_id,
     device_token,
-    running_daemon,
 )
 
 BOB_EMAIL: Final = "bob@example.org"
@@ -85,13 +85,30 @@ def running_site(folder: Path) -> Iterator[Site]:
         pass  # the tests that need LWM2M are skipped
     else:
         settings += '[lwm2m]\ndtls_bind = "127.0.0.1:0"\n'
-    with running_daemon(folder, devices=DEVICES, settings=settings) as daemon:
+    daemon = Daemon(folder / "state", settings + _SHELLIES)
+    daemon.configure(devices=DEVICES)
+    text = daemon.config.read_text(encoding="utf-8").replace("[mqtt]\n", '[mqtt]\ntopics = "open"\n')
+    daemon.config.write_text(text, encoding="utf-8")
+    daemon.start()
+    try:
         file = folder / "people.toml"
         file.write_text(_PEOPLE, encoding="utf-8")
         command_output("provision", file, "--config", daemon.config)
         yield Site(daemon)
+    finally:
+        daemon.stop()
+        STATES.drop(daemon.state)
 
 
+SHELLY_TYPE: Final = "zz.shelly"
+_SHELLIES: Final = f"""
+[[topic_devices]]
+name = "shellies"
+mapping = "shelly"
+owner = "{ADA_EMAIL}"
+type = "{SHELLY_TYPE}"
+make = true
+"""
 _PEOPLE: Final = f"""
 [[users]]
 email = "{BOB_EMAIL}"
