@@ -102,6 +102,12 @@ class _Door:
     made: int = 0
     not_understood: int = 0
 
+    def lacks(self, problem: str) -> None:
+        """Why the entry takes nothing; empty when it does. Each reason is logged once."""
+        if problem and problem != self.problem:
+            _log.warning("topic_device_entry_refused", entry=self.entry.name, reason=problem)
+        self.problem = problem
+
 
 class TopicDevices:
     """`entries` are those of the settings. Without any, nothing hears of messages."""
@@ -301,11 +307,7 @@ class TopicDevices:
         ts = made.ts
         if ts is not None and ts > self._clock.now_ms() + self._ingest.future_grace_ms:
             ts = None  # the clock of the sender is wrong
-        try:
-            ticket = self._ingest.submit(device, made.data, ts)
-        except DomainError as error:
-            self._ingest.refused.note(device, error)
-            raise
+        ticket = self._ingest.submit(device, made.data, ts)
         door.stored += 1
         return ticket
 
@@ -360,12 +362,13 @@ class TopicDevices:
                 owner = await self._database.read(lambda tx, name=settings.owner: user_named(tx, name))  # type: ignore[misc]
                 type_ = await self._types.find(settings.type)
             except DeviceTypeNotFound:
-                door.type, door.problem = None, f"There is no device type {settings.type}."
+                door.type = None
+                door.lacks(f"There is no device type {settings.type}.")
                 continue
             except StoreError:
                 continue  # as it was; the next look is soon
             door.owner, door.type = owner, type_
-            door.problem = "" if owner is not None else f"There is no user {settings.owner}."
+            door.lacks("" if owner is not None else f"There is no user {settings.owner}.")
             if owner is not None and not door.entry.is_hook:
                 routes.setdefault(owner.key, []).extend((one, door) for one in door.entry.mappings)
         self._routes = routes

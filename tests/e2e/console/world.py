@@ -12,7 +12,6 @@ from protocols.coap.dtls.errors import DtlsUnavailable
 from protocols.coap.dtls.self_test import self_test
 from tests.daemon import (
     ADA_EMAIL,
-    STATES,
     USER_TOKEN,
     Daemon,
     bearer,
@@ -20,6 +19,7 @@ from tests.daemon import (
     device_id,
     device_token,
 )
+from tests.postgresql import STATES
 
 BOB_EMAIL: Final = "bob@example.org"
 BOARD: Final = "Light Board"

@@ -12,10 +12,11 @@ import structlog
 from click.testing import CliRunner, Result
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
+from msgspec.structs import replace
 
 from broker.messages.rollup_days import RollupDays
 from broker.operating.forecast import Forecast, KeptDays
-from config.settings import Address, Http, Settings, Tls
+from config.settings import Address, Http, Mqtt, Settings, Tls, TopicDevice
 from protocols.cli import main
 from protocols.doctor.certificates import look_at_certificates, mode_allows
 from protocols.doctor.examination import CHECKS
@@ -23,6 +24,7 @@ from protocols.doctor.machine import HARDENING, look_at_clock, look_at_ports, un
 from protocols.doctor.patient import CheckResult, Patient
 from protocols.doctor.sizes import forecast_of, size_finding
 from protocols.doctor.state import disk_finding, look_at_state, look_at_store
+from protocols.doctor.topic_devices import look_at_topic_devices
 from protocols.operation.state import open_state
 from storage.engines.sqlite_check import check_integrity
 from storage.sizes import Sample, Sizes, StorePart
@@ -386,3 +388,29 @@ def test_a_key_that_systemd_gives_is_there_only_while_the_service_runs(tmp_path:
 def test_who_may_read_by_the_mode(mode: int, uid: int, gid: int, allowed: bool) -> None:
     owned = os.stat_result((mode, 0, 0, 1, 5, 7, 0, 0, 0, 0))
     assert mode_allows(owned, uid, gid, stat.S_IRUSR) is allowed
+
+
+def test_topic_devices_that_are_refused_or_do_not_understand(settings: Settings) -> None:
+    def found(entry: TopicDevice, **known: object) -> list[tuple[bool, str]]:
+        usual = {"name": entry.name, "stored": 7, "problem": "", "unknown": []}
+        running = {"topic devices": {"entries": [usual | known]}}
+        with_entry = replace(settings, mqtt=Mqtt(topics="open"), topic_devices=(entry,))
+        patient = replace(patient_of(with_entry), statistics=running)
+        return [(one.ok, one.text) for one in look_at_topic_devices(patient)]
+
+    entry = TopicDevice(name="shellies", owner="ada@example.org", type="example.shelly", mapping="shelly")
+    assert found(entry) == [(True, "shellies: 7 messages")]
+    assert found(entry, problem="There is no device type example.shelly.") == [
+        (False, "shellies: There is no device type example.shelly.")
+    ]
+    keys = [f"k{number}" for number in range(7)]
+    assert found(entry, unknown=keys) == [
+        (
+            False,
+            "shellies: there is no device of k0, k1, k2, k3, k4 and 2 more: name it in devices, or set make = true",
+        )
+    ]
+    assert found(replace(entry, data="{a: ")) == [
+        (False, "topic_devices[0].data: Invalid value: unexpected end at position 4")
+    ]
+    assert list(look_at_topic_devices(patient_of(settings))) == []

@@ -10,6 +10,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from broker.devices.inventory import DeviceChanges
 from broker.devices.registry import Device
+from broker.errors import SourceDeviceDisabled
 from broker.topic_devices.intake import TopicDevices, TopicDeviceStatistics
 from config.settings import Limits, Mqtt, Settings, TopicDevice
 from storage.records import MessageRow
@@ -164,6 +165,8 @@ async def test_a_device_that_is_deleted_or_disabled(cellar: Server) -> None:
     await inventory.change(device, DeviceChanges(enabled=False))
     await publish(cellar, b"cellar/north/now", {"level": 2})
     assert (statistics(cellar).stored, statistics(cellar).refused) == (1, 1)
+    (refused,) = cellar.services.messages.ingest.refused.of(device)
+    assert refused.status == SourceDeviceDisabled.status
     await inventory.delete(device)
     await publish(cellar, b"cellar/north/now", {"level": 3})
     again = await device_of(cellar, "north")
@@ -176,3 +179,22 @@ async def test_a_time_in_the_future_is_that_of_the_arrival(cellar: Server) -> No
     await publish(cellar, b"cellar/north/now", {"level": 1, "at": NOW_MS + 10_000_000})
     (row,) = await rows_of(cellar, await device_of(cellar, "north"))
     assert row.ts == row.cts
+
+
+async def test_an_entry_of_an_unknown_type_or_owner_takes_nothing_and_says_so(
+    cellar: Server, capfd: pytest.CaptureFixture[str]
+) -> None:
+    intake = intake_of(cellar)
+    for door, change in zip(intake._doors, ({"type": "acme.none"}, {"owner": "nobody@example.org"}), strict=True):
+        door.entry = replace(door.entry, settings=replace(door.entry.settings, **change))
+    capfd.readouterr()
+    for _ in range(2):
+        await intake._look_up()
+    await publish(cellar, b"cellar/north/now", {"level": 1})
+    found = statistics(cellar)
+    assert found.stored == 0
+    assert [one.problem for one in found.entries] == [
+        "There is no device type acme.none.",
+        "There is no user nobody@example.org.",
+    ]
+    assert capfd.readouterr().out.count("topic_device_entry_refused") == 2
