@@ -76,7 +76,7 @@ _SCENE = "5c" * 16
 _WARM_RULE, _QUIET_RULE = "1e" * 16, "2e" * 16
 
 
-_KINDS = (socket.SOCK_STREAM, socket.SOCK_STREAM, socket.SOCK_DGRAM)
+_KINDS = (socket.SOCK_STREAM, socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_DGRAM)
 _PORT = click.IntRange(0, 65535)
 
 
@@ -126,7 +126,7 @@ def demo(
 ) -> None:
     """Serve with demo data and simulated devices, on this machine only, and print commands to try."""
     if number > 1:
-        ports = {"http": http_port, "mqtt": mqtt_port, "coap": coap_port}
+        ports = {"http": http_port, "mqtt": mqtt_port, "coap": coap_port, "lwm2m": lwm2m_port}
         at_balancer = {"http": balancer_port, "mqtt": balancer_mqtt_port}
         _serve_together(ctx, state.expanduser(), store, number, ports, at_balancer, show_actions)
         return

@@ -35,9 +35,13 @@ bind = {http}
 
 [mqtt]
 bind = {mqtt}
+persistent_sessions = "on"
 
 [coap]
 bind = {coap}
+
+[lwm2m]
+dtls_bind = {lwm2m}
 
 [outbound]
 allow_private_addresses = true

@@ -91,8 +91,8 @@ measure(...arguments).catch((error) => arguments[4]([[String(error)], 0]));
 """
 
 
-def measured(browser: Chromium) -> list[str]:
-    """The faults at each of the widths."""
+def measured(browser: Chromium, *, longest: int = _LONGEST) -> list[str]:
+    """The faults at each of the widths. `longest`: how long the page may be, in CSS pixels."""
     wrong = []
     for size in reversed(WIDTHS):  # from that of a page that was just opened
         browser.show(size, dark=False)
@@ -100,6 +100,6 @@ def measured(browser: Chromium) -> list[str]:
         wrong += [f"at {size[0]} px {one}" for one in found]
         if browser.overhang():
             wrong.append(f"at {size[0]} px it is wider than the screen")
-        if height > _LONGEST:
+        if height > longest:
             wrong.append(f"at {size[0]} px it is {height} px long")
     return wrong
