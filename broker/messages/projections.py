@@ -38,6 +38,9 @@ _LOOK_SECONDS: Final = 1.0
 _LOOK_ROWS: Final = 4_000
 _LOOK_ROWS_OF_A_DEVICE: Final = 8
 _LOOK_ROWS_MOST: Final = 12_000
+#: Where other nodes store rows, too, the log is read after about as many rows as these, so that the index follows.
+_READ_ON_ROWS: Final = 8_000
+_READ_ON_SECONDS: Final = 0.05
 #: Rows of a device that are added in one piece; seconds after which other tasks have their turn; rows between two looks
 #: at the clock. Most rows cost a microsecond, and a few, after which sums are made, a millisecond.
 _ROWS_AT_ONCE: Final = 128
@@ -92,6 +95,7 @@ class Projector:
         self._unwritten: dict[DeviceKey, _Unwritten] = {}  # in the order of their first positions
         self._writer = RollupWriter()
         self._retry_at = 0.0
+        self._looked_at = float("inf")
         self._held = RowsByDevice()  # rows since the last look
         self._adding = RowsByDevice()  # the rows that `_add` is adding
         self._follows = False  # no row is missing between the added ones, or a read of the log under way, and `_held`
@@ -234,7 +238,18 @@ class Projector:
         with trio.move_on_after(_SAVE_SECONDS):
             await self.flush()
 
-    async def _step(self) -> None:
+    async def _step(self) -> bool:
+        """True: many rows come, so it looks again before the usual time."""
+        begun, behind = trio.current_time(), self._position
+        await self._bring_up_to_date()
+        number, seconds = self._position - behind, trio.current_time() - min(begun, self._looked_at)
+        self._looked_at = trio.current_time()
+        if not self._reads or number < _READ_ON_ROWS:
+            return False
+        await trio.sleep(max(_READ_ON_SECONDS, min(_LOOK_SECONDS, seconds * _READ_ON_ROWS / number)))
+        return True
+
+    async def _bring_up_to_date(self) -> None:
         async with self._working:
             await self._catch_up()
             self._indexer.flush_when_due()

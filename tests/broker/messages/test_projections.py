@@ -1104,3 +1104,18 @@ async def test_a_read_does_not_change_which_value_counts_after_a_clock_was_set_b
             if is_read and value == 0:
                 await services.messages.snapshots.of(kitchen.key)
         assert (await services.messages.snapshots.of(kitchen.key))["intensity"][2] == 2
+
+
+async def test_of_several_nodes_the_one_that_folds_reads_the_log(
+    held: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others store most of the rows. When many come it reads on soon, so that the index is not far behind."""
+    monkeypatch.setattr(projections, "_READ_ON_ROWS", 3)
+    kitchen = await kitchen_of(held)
+    projector = Projector(held.core.database, Lease(LeaseName.FOLDS), None)
+    await projector.resume()
+    for number, is_soon in ((3, True), (2, False), (0, False)):
+        await send(held, kitchen, *range(number))
+        assert await projector._step() is is_soon
+        assert projector.position == await held.core.database.read(lambda tx: tx.messages.head())
+    assert projector.statistics().held_rows == 0
