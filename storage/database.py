@@ -760,9 +760,11 @@ class Database:
     ) -> list[Told | FactRecord]:
         """Commit; return what the works told, behind what others have told before."""
         connection, log = transaction.connection, transaction.messages
-        if group.messages and not (group.actions or group.failed or works or missing):
+        is_of_messages = not (group.actions or group.failed)
+        if group.row_count and not (works or missing) and (is_of_messages or connection.stores_rows_at_once):
+            rows = group.encoded or group.messages, group.actions, group.failed
             try:
-                group.base = log.append_outside_transaction(group.encoded or group.messages, head=group.head)
+                group.base = log.append_outside_transaction(*rows, head=group.head)
             except StoreDoubtfulError:
                 self._doubtful = group
                 raise

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import msgspec
 
 from storage.damage import read_past_damage
-from storage.keys import DeviceKey, Milliseconds, Position, Ticket
+from storage.keys import DeviceKey, Milliseconds, Position
 from storage.log_index import Entry, EntryBuilder, LogIndex, Table
 from storage.records import ActionRow, FailedMessageRow, MessageRow
 from storage.sql import EncodedRows, StoreConnection, StoreDamagedError, sure
@@ -67,19 +67,34 @@ class MessageStore:
         head: int,
     ) -> int:
         """Add rows; `head` is the ticket of the last one. Returns `CommitGroup.base`."""
+        base = self._inserted(messages, actions, failed, head)
+        self.save_head()
+        return base
+
+    def append_outside_transaction(
+        self,
+        messages: Sequence[MessageRow] | EncodedRows,
+        actions: Sequence[ActionRow] = (),
+        failed: Sequence[FailedMessageRow] = (),
+        *,
+        head: int,
+    ) -> int:
+        """As `append`, without a transaction around it: of one table, or where the engine `stores_rows_at_once`."""
+        return self._inserted(messages, actions, failed, head)
+
+    def _inserted(
+        self,
+        messages: Sequence[MessageRow] | EncodedRows,
+        actions: Sequence[ActionRow],
+        failed: Sequence[FailedMessageRow],
+        head: int,
+    ) -> int:
         parts: tuple[tuple[str, Sequence[str], Sequence[Any] | EncodedRows], ...] = (
             ("message", _MESSAGE, messages),
             ("action", _ACTION, actions),
             ("failed_message", _FAILED, failed),
         )
         base = self._db.insert_log([part for part in parts if part[2]], head=head)
-        self._head, self._is_head_saved = Position(head + base), False
-        self.save_head()
-        return base
-
-    def append_outside_transaction(self, messages: Sequence[MessageRow] | EncodedRows, *, head: Ticket) -> int:
-        """As `append`, of messages alone, without a transaction around it."""
-        base = self._db.insert_log((("message", _MESSAGE, messages),), head=head)
         self._head, self._is_head_saved = Position(head + base), False
         return base
 

@@ -33,6 +33,10 @@ class StoreConnection(Protocol):
     @property
     def gives_positions(self) -> bool: ...
 
+    #: Whether rows of several tables of the log are stored by one statement, which needs no transaction around it.
+    @property
+    def stores_rows_at_once(self) -> bool: ...
+
     #: The end of a SELECT whose rows keep their keys until the end of the transaction.
     @property
     def key_share(self) -> str: ...

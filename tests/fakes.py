@@ -165,6 +165,10 @@ class BreakableConnection:
     def gives_positions(self) -> bool:
         return self._connection.gives_positions
 
+    @property
+    def stores_rows_at_once(self) -> bool:
+        return self._connection.stores_rows_at_once
+
     def execute(self, sql: str, parameters: Mapping[str, Any] | None = None) -> QueryResult:
         return self._connection.execute(sql, parameters)
 

@@ -44,7 +44,9 @@ def jumping_positions() -> Iterator[None]:
         append(self, moved(messages, base), moved(actions, base), moved(failed, base), head=head + base)
         return base
 
-    def appended_outside_transaction(self: MessageStore, messages: Sequence[Any] | EncodedRows, *, head: Ticket) -> int:
+    def appended_outside_transaction(
+        self: MessageStore, messages: Sequence[Any] | EncodedRows, *_none: Sequence[Any], head: Ticket
+    ) -> int:
         base = JUMP * next(numbers)
         append_outside_transaction(self, moved(messages, base), head=Ticket(head + base))
         return base

@@ -160,6 +160,7 @@ class PostgresqlConnection:
     """One connection in autocommit mode, which is made again when it breaks; `begin` starts a transaction."""
 
     gives_positions = True
+    stores_rows_at_once = True
     key_share = " FOR KEY SHARE"
 
     def __init__(self, engine: "PostgresqlEngine", *, read_only: bool) -> None:
@@ -339,7 +340,8 @@ class PostgresqlConnection:
             given = _GIVEN_BEHIND_THE_FENCE if is_fenced else _GIVEN
             only = " WHERE given.head IS NOT NULL" if is_fenced else ""
             numbered = "" if self._is_writing else _NUMBERED.format(only=only)
-            sql = f"WITH {given.format(fence=fence, instance=self._engine.instance)}{numbered}"
+            channel = MESSAGES_CHANNEL if [table for table, _ in tables] == ["message"] else CHANNEL
+            sql = f"WITH {given.format(fence=fence, channel=channel, instance=self._engine.instance)}{numbered}"
             for table, columns in tables:
                 sql += f", of_{table} AS ({_insert(table, columns, self._types_of(table), shifted=True)}{only})"
             sql = self._log_statements[key] = f"{sql} {_HEAD}{only}"
@@ -747,7 +749,7 @@ _GIVEN_BEHIND_THE_FENCE: Final = (
     f"locked AS MATERIALIZED (SELECT {{fence}}pg_advisory_xact_lock({LOG_LOCK})::text AS done),"  # noqa: S608 - constants
     " given AS MATERIALIZED (SELECT CASE WHEN (SELECT last_value FROM fence WHERE locked.done IS NOT NULL) = %s"
     " THEN setval('log', (SELECT last_value FROM log WHERE locked.done IS NOT NULL) + %s) END AS head,"
-    f" pg_notify('{MESSAGES_CHANNEL}', '{{instance}}')::text AS told FROM locked)"
+    " pg_notify('{channel}', '{instance}')::text AS told FROM locked)"
 )
 _NUMBERED: Final = ", numbered AS (INSERT INTO batch (node, number, head) SELECT %s, %s, head FROM given{only})"
 _HEAD: Final = "SELECT head FROM given"

@@ -81,6 +81,7 @@ class SqliteConnection:
     """One connection in autocommit mode; `begin` starts a transaction."""
 
     gives_positions = False
+    stores_rows_at_once = False
     key_share = ""  # one process writes
 
     def __init__(self, connection: sqlite3.Connection, damage: Damage) -> None:

@@ -12,11 +12,11 @@ from broker.cluster.kinds import TOKEN_SHORTENED
 from broker.messages.follower import LogFollower
 from storage.database import CommitGroup, Database, Transaction
 from storage.engines import postgresql
-from storage.engines.postgresql_schema import LOG_LOCK
+from storage.engines.postgresql_schema import LOG_LOCK, WORKS_LOCK
 from storage.facts import FactPage, FactRecord, FactStore
-from storage.keys import Position
+from storage.keys import Milliseconds, Position
 from storage.messages import Missing
-from tests.cluster.history import history_of, parts_of_a_cluster
+from tests.cluster.history import DEVICES, history_of, parts_of_a_cluster
 
 SEEDS = (1, 2)
 #: Seeds of one mutant until it is found: what comes first is the database's choice.
@@ -163,3 +163,25 @@ async def test_entries_of_the_index_that_another_part_has_made_are_known() -> No
         of_b._indexed = stale.behind
         await b.database.write(partial(add, missing=stale))
         assert of_b.missing(head) is None
+
+
+async def test_rows_of_all_tables_wait_for_no_work_of_another_part() -> None:
+    """An Action comes to its device as soon as a message would be stored."""
+    async with parts_of_a_cluster(1, follow=False) as (a,):
+        with a.engine.target.connect(name="tests") as other:
+            other.execute("SELECT pg_advisory_lock(%s)", [WORKS_LOCK])
+            with trio.fail_after(10):
+                at = Milliseconds(1)
+                first = a.journal.append_message(DEVICES[0], at, at, 1, '{"a":1}')
+                a.journal.append_action(device=DEVICES[0], source=DEVICES[1], ts=at, cts=at, mv=1, data="{}")
+                last = a.journal.append_failed(DEVICES[0], at, "reason", "payload")
+                await a.journal.wait_committed()
+            assert last - first == 2
+        found = await a.database.read(
+            lambda tx: (
+                len(tx.messages.after(Position(0))),
+                len(tx.messages.actions_after(Position(0), limit=9)),
+                tx.messages.failed(DEVICES[0], offset=0, limit=9)[1],
+            )
+        )
+        assert found == (1, 1, 1)
