@@ -54,15 +54,19 @@ check:
 unit: $(VENV)/.compiled-test
 	$(call pytest_in_memory,-n $(PROCESSORS) --ignore tests/e2e -m "not processes" --hypothesis-profile=daily $(UNITS))
 
-# Of the tests with the real daemon, those in which its store matters; of the broker's, all but those of languages and
-# formats, which touch no store; and none that is the same in both runs, because it starts PostgreSQL in each.
+# Of the tests with the real daemon, those in which its store matters: CoAP is in those of events, limits, LWM2M and
+# reloading. Of the others, those that touch a store, and none that is the same in both runs, because it starts
+# PostgreSQL in each.
 BOTH = tests/storage tests/broker $(addprefix tests/protocols/,cli operation doctor) \
-  $(patsubst %,tests/e2e/test_%.py,accounts_listener audit backup coap commands connections connectors events kill \
+  $(patsubst %,tests/e2e/test_%.py,accounts_listener audit backup commands connections connectors events kill \
   lasting_sessions leaving limits lwm2m monetization mosquitto mqtt reach reload rules secrets stop subscriptions \
   websocket will_kills)
 NOT_BOTH = tests/broker/rules/language $(patsubst %,tests/broker/device_types/test_%.py,expressions manifest normalize \
   payload_formats transform) $(patsubst %,tests/storage/test_%.py,failover fence listening neighbours partitions \
-  pgbouncer postgresql) tests/protocols/operation/test_postgresql_store.py
+  pgbouncer postgresql) tests/protocols/operation/test_postgresql_store.py \
+  $(patsubst %,tests/broker/%.py,accounts/test_redirect_uris connectors/test_hooks limits/test_strangers \
+  messages/test_aggregates messages/test_columns messages/test_intervals models/test_learning registration/test_trust \
+  trace/test_refusals) tests/protocols/cli/test_imports.py tests/protocols/operation/test_interpreter.py
 
 both: $(VENV)/.compiled-test
 	export ENGINE=postgresql; $(call pytest_in_memory,-n $$(($(PROCESSORS) + 2)) --hypothesis-profile=daily $(BOTH) $(addprefix --ignore=,$(NOT_BOTH)))

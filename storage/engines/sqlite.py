@@ -39,6 +39,8 @@ _READER = (f"cache_size=-{_CACHE_KIB // 8}", "query_only=ON")
 _WRITER = (f"cache_size=-{_CACHE_KIB}", "temp_store=MEMORY", "secure_delete=ON")
 #: Pages of a table or index that are read to measure it.
 _MEASURED_PAGES = 1_000
+#: Bytes, pages and cells of a tree.
+_Pages = Sequence[int]
 _PAGES_OF_TREE = (
     "SELECT coalesce(sum(pgsize), 0) AS bytes, count(*) AS pages, coalesce(sum(ncell), 0) AS cells"
     " FROM (SELECT pgsize, ncell FROM dbstat WHERE name = :name LIMIT :most)"
@@ -263,16 +265,16 @@ class SqliteConnection:
         return sizes[0] * sizes[1], sizes[0] * sizes[2]
 
     def table_sizes(self) -> Mapping[str, TableSize]:
-        trees: dict[str, list[Mapping[str, Any]]] = {}
-        at_once: dict[str, Mapping[str, Any]] = {}
+        trees: dict[str, list[_Pages]] = {}
+        at_once: dict[str, _Pages] = {}
         if self._pragma("page_count") <= _MEASURED_PAGES:
             with suppress(StoreError):  # as below, where the trees without damage are found
-                at_once = {row["name"]: row for row in self.execute(_PAGES_OF_TREES)}
+                at_once = {name: pages for name, *pages in self.execute(_PAGES_OF_TREES).tuples()}
         for name, table in self.execute("SELECT name, tbl_name FROM sqlite_master WHERE rootpage > 0").tuples():
             pages = at_once.get(name)
             if pages is None:
                 with suppress(StoreError):  # a library without dbstat, or damage, which the check of the store tells
-                    pages = self.execute(_PAGES_OF_TREE, {"name": name, "most": _MEASURED_PAGES}).one()
+                    pages = next(self.execute(_PAGES_OF_TREE, {"name": name, "most": _MEASURED_PAGES}).tuples())
             if pages is not None:
                 trees.setdefault(table, []).append(pages)
         return {name: _table_size(of_table) for name, of_table in trees.items()}
@@ -328,11 +330,15 @@ class SqliteConnection:
         self._connection.close()
 
 
-def _table_size(trees: Sequence[Mapping[str, Any]]) -> TableSize:
+def _table_size(trees: Sequence[_Pages]) -> TableSize:
     """Of the trees of a table and its indexes, by their first pages."""
-    is_whole = all(tree["pages"] < _MEASURED_PAGES for tree in trees)
-    a_row = sum(tree["bytes"] / tree["cells"] for tree in trees if tree["cells"])
-    return TableSize(sum(tree["bytes"] for tree in trees) if is_whole else None, a_row)
+    whole, a_row, is_whole = 0, 0.0, True
+    for size, pages, cells in trees:
+        whole += size
+        is_whole = is_whole and pages < _MEASURED_PAGES
+        if cells:
+            a_row += size / cells
+    return TableSize(whole if is_whole else None, a_row)
 
 
 class SqliteSnapshot:

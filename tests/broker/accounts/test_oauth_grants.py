@@ -41,6 +41,7 @@ from tests.broker.accounts.oauth_world import (
 from tests.builders import opener_in
 from tests.factories import ADA_TOKEN, APPLICATION_TOKEN, KITCHEN_TOKEN, build_world
 from tests.fakes import FakeClock
+from tests.properties import examples
 from tests.rows import each_row
 
 DAYS = 86_400_000
@@ -383,7 +384,7 @@ verifiers = st.text("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456
 other_texts = verifiers | st.text(st.characters(codec="utf-8"), max_size=140)
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(pairs=st.lists(st.tuples(verifiers, other_texts), min_size=8, max_size=8))
 def test_only_the_verifier_of_the_challenge_gets_the_token(pairs: list[tuple[str, str]]) -> None:
     """Eight pairs at a time, because opening services takes much longer than checking a verifier."""

@@ -27,9 +27,14 @@ from tests.programs import require_node_module, require_program
 from tests.protocols.http.conftest import bearer
 
 ORIGIN = "https://trunkline.example.net"
-DOCUMENT = described(f"{ORIGIN}{REST_ROOT}")
 TITLES = {noun.chapter.title for noun in ALL_NOUNS}
 CALLS_BY_ADDRESS = 100  # more than there are pages
+
+
+@cache
+def document() -> Mapping[str, Any]:
+    """Made by the process that runs these tests. Each of the tests' processes imports this file."""
+    return described(f"{ORIGIN}{REST_ROOT}")
 
 
 @pytest.fixture
@@ -39,7 +44,7 @@ def settings(tmp_path: Path) -> Settings:
 
 
 def operations() -> Iterator[tuple[str, str, dict[str, Any]]]:
-    for path, methods in DOCUMENT["paths"].items():
+    for path, methods in document()["paths"].items():
         for method, operation in methods.items():
             yield method.upper(), path, operation
 
@@ -50,9 +55,9 @@ def named(template: str) -> str:
 
 
 def _answer(path: str, method: str) -> dict[str, Any]:
-    content: dict[str, Any] = DOCUMENT["paths"][path][method]["responses"]["200"]["content"]["application/json"]
+    content: dict[str, Any] = document()["paths"][path][method]["responses"]["200"]["content"]["application/json"]
     name = content["schema"]["$ref"].rpartition("/")[2]
-    properties: dict[str, Any] = DOCUMENT["components"]["schemas"][name]["properties"]
+    properties: dict[str, Any] = document()["components"]["schemas"][name]["properties"]
     return properties
 
 
@@ -63,14 +68,14 @@ class TestDocument:
         assert said == {"total": "Entries", "offset": "Always 0", "count": "Entries"}
 
     def test_both_spellings_of_a_parameter_have_the_default(self) -> None:
-        parameters = {one["name"]: one["schema"] for one in DOCUMENT["paths"]["/devices/{did}"]["get"]["parameters"]}
+        parameters = {one["name"]: one["schema"] for one in document()["paths"]["/devices/{did}"]["get"]["parameters"]}
         for name in ("includeProperties", "properties"):
             assert parameters[name]["type"] == "boolean"
             assert parameters[name]["default"] is False
 
     def test_answers_about_exports_have_the_defaults_of_the_request(self) -> None:
-        made = DOCUMENT["components"]["schemas"]["Export"]["properties"]
-        listed = DOCUMENT["components"]["schemas"]["ExportEntry"]["properties"]["request"]["properties"]
+        made = document()["components"]["schemas"]["Export"]["properties"]
+        listed = document()["components"]["schemas"]["ExportEntry"]["properties"]["request"]["properties"]
         assert {name: made[name]["default"] for name in ("order", "format", "csvHeaders")} == {
             "order": "asc",
             "format": "json",
@@ -81,7 +86,7 @@ class TestDocument:
     def test_it_is_valid(self) -> None:
         from openapi_spec_validator import validate  # which takes long
 
-        validate(DOCUMENT)
+        validate(document())
 
     def test_every_answer_has_a_name(self) -> None:
         unnamed = [
@@ -97,7 +102,7 @@ class TestDocument:
     def test_redocly_warns_of_ambiguous_paths_only(self, tmp_path: Path) -> None:
         """The paths are given; the document says which of two that fit is meant. Every other recommended rule holds."""
         modules = Path(require_node_module("@redocly/cli/package.json"))
-        (tmp_path / "openapi.json").write_text(json.dumps(DOCUMENT), encoding="utf-8")
+        (tmp_path / "openapi.json").write_text(json.dumps(document()), encoding="utf-8")
         run = subprocess.run(
             ["node", modules / "@redocly/cli/bin/cli.js", "lint", "openapi.json", "--format=json"],
             cwd=tmp_path,
@@ -119,7 +124,7 @@ class TestDocument:
     @pytest.mark.processes
     def test_a_generator_of_clients_drops_no_operation(self, tmp_path: Path) -> None:
         """openapi-python-client leaves out the bodies of types that it does not know, and nothing else."""
-        (tmp_path / "openapi.json").write_text(json.dumps(DOCUMENT), encoding="utf-8")
+        (tmp_path / "openapi.json").write_text(json.dumps(document()), encoding="utf-8")
         (tmp_path / "config.yaml").write_text("post_hooks: []\n", encoding="utf-8")
         words = [
             "generate",
@@ -163,7 +168,7 @@ class TestDocument:
     async def test_what_is_only_on_the_secure_listener_says_so(self, services: Services) -> None:
         ordinary = {named(rule.rule.removeprefix(REST_ROOT)) for rule in build_app(services).url_map.iter_rules()}
         secure = {path for _, path, operation in operations() if operation.get("security") == [{"certificate": []}]}
-        assert secure == {path for path in DOCUMENT["paths"] if named(path) not in ordinary}
+        assert secure == {path for path in document()["paths"] if named(path) not in ordinary}
 
     def test_every_example_fits_its_schema(self) -> None:
         from openapi_schema_validator import OAS31Validator
@@ -171,13 +176,13 @@ class TestDocument:
         wrong = [
             f"{where}: {error.message}"
             for where, schema, example in _examples()
-            for error in OAS31Validator(schema | {"components": DOCUMENT["components"]}).iter_errors(example)
+            for error in OAS31Validator(schema | {"components": document()["components"]}).iter_errors(example)
         ]
         assert wrong == []
 
     def test_every_shape_is_answered_somewhere(self) -> None:
-        text = json.dumps(DOCUMENT)
-        unused = [name for name in DOCUMENT["components"]["schemas"] if f'"#/components/schemas/{name}"' not in text]
+        text = json.dumps(document())
+        unused = [name for name in document()["components"]["schemas"] if f'"#/components/schemas/{name}"' not in text]
         assert unused == []
 
     def test_no_shape_has_two_meanings(self) -> None:
@@ -205,7 +210,7 @@ def _examples() -> Iterator[tuple[str, dict[str, Any], Any]]:
             if "example" in parameter:
                 yield f"{method} {path} {parameter['name']}", parameter["schema"], parameter["example"]
         described = [operation.get("requestBody", {}), *operation["responses"].values()]
-        described += DOCUMENT["components"]["responses"].values()
+        described += document()["components"]["responses"].values()
         for part in described:
             for media in part.get("content", {}).values():
                 if "example" in media:
@@ -218,7 +223,7 @@ class TestServing:
         assert answer.status_code == 200
         assert answer.headers["Content-Type"] == "application/json; charset=utf-8"
         assert answer.headers["Access-Control-Allow-Origin"] == "*"
-        assert answer.json() == DOCUMENT
+        assert answer.json() == document()
 
     async def test_it_is_sent_once(self, api: httpx.AsyncClient) -> None:
         etag = (await api.get("/openapi.json")).headers["ETag"]
@@ -227,12 +232,13 @@ class TestServing:
         other = await api.get("/openapi.json", headers={"If-None-Match": '"other"'})
         assert other.status_code == 200
 
-    @pytest.mark.parametrize("path", ["/v1.1/openapi.json", "/docs", "/docs/devices", "/docs/search.json"])
-    async def test_calls_are_counted_by_address_alone(self, api: httpx.AsyncClient, path: str) -> None:
-        url = api.base_url.copy_with(path=path)
-        answers = [await api.get(url, headers=bearer(ADA_TOKEN)) for _ in range(CALLS_BY_ADDRESS + 1)]
-        assert [answer.status_code for answer in answers] == [200] * CALLS_BY_ADDRESS + [429]
-        assert "X-Rate-Limit-Limit" not in answers[0].headers
+    async def test_calls_are_counted_by_address_alone(self, api: httpx.AsyncClient) -> None:
+        paths = ("/v1.1/openapi.json", "/docs", "/docs/devices", "/docs/search.json")
+        assert CALLS_BY_ADDRESS % len(paths) == 0
+        calls = [*paths * (CALLS_BY_ADDRESS // len(paths)), *paths]
+        answers = [await api.get(api.base_url.copy_with(path=path), headers=bearer(ADA_TOKEN)) for path in calls]
+        assert [answer.status_code for answer in answers] == [200] * CALLS_BY_ADDRESS + [429] * len(paths)
+        assert all("X-Rate-Limit-Limit" not in answer.headers for answer in answers[:-4])
 
 
 class TestPages:

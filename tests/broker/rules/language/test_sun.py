@@ -88,8 +88,10 @@ def test_every_event_of_a_year_is_there_and_no_other(name: str) -> None:
     """Times may differ by two minutes; where the sun just passes the horizon, its altitude by a tenth of a degree."""
     begins, ends = (int(datetime(year, 1, 1, tzinfo=UTC).timestamp()) for year in (2027, 2028))
     seconds = np.arange(begins - 86_400, ends + 86_400, _STEP_SECONDS)
-    double = missed = 0
-    for latitude, longitude, zone in _EVERYWHERE:
+    double, missed, is_rising = 0, 0, name == "sunrise"
+    # The sun is computed alike for both: each place in the middle has one of them.
+    places = [place for number, place in enumerate(_EVERYWHERE) if abs(place[0]) > 50 or number % 2 == is_rising]
+    for latitude, longitude, zone in places:
         schedule, found, days = SunTime(f"@{name} {latitude} {longitude} +00:00 TZ {zone}"), list[int](), list[date]()
         asked = Milliseconds(begins * 1000)
         while (asked := schedule.next_after(asked) or Milliseconds(ends * 1000)) < ends * 1000:
@@ -97,7 +99,7 @@ def test_every_event_of_a_year_is_there_and_no_other(name: str) -> None:
                 found.append(asked // 1000)
                 days.append(datetime.fromtimestamp(asked // 1000, ZoneInfo(zone)).date())
         sines = _sine_of_altitude(seconds, latitude, longitude) - np.sin(np.radians(_HORIZON_DEGREES))
-        rising = (sines[:-1] < 0) & (sines[1:] >= 0) if name == "sunrise" else (sines[:-1] >= 0) & (sines[1:] < 0)
+        rising = (sines[:-1] < 0) & (sines[1:] >= 0) if is_rising else (sines[:-1] >= 0) & (sines[1:] < 0)
         before, after = sines[:-1][rising], sines[1:][rising]
         crossings = seconds[:-1][rising] + _STEP_SECONDS * before / (before - after)
         slow = np.abs(after - before) < 0.004  # a degree of altitude takes more than a quarter of an hour
