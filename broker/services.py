@@ -25,6 +25,7 @@ from broker.export.exports import Exports
 from broker.export.room import open_export
 from broker.facts import Router
 from broker.files import Files
+from broker.found.room import FoundRoom, open_found
 from broker.home_assistant.room import HomeAssistantRoom, open_home_assistant
 from broker.leaving.room import LeavingRoom, open_leaving
 from broker.life import Life
@@ -89,6 +90,7 @@ class Services(msgspec.Struct, frozen=True):
     models: ModelsRoom
     rules: RulesRoom
     subscriptions: SubscriptionsRoom
+    found: FoundRoom
     home_assistant: HomeAssistantRoom
     topic_devices: TopicDevicesRoom
     leaving: LeavingRoom
@@ -234,7 +236,8 @@ async def _open_rooms(
         core, mail, accounts, device_types, devices, messages, rule_requests, models, reason, wanted
     )
     subscriptions = await open_subscriptions(core, mail, accounts, device_types, devices, messages, callbacks, streams)
-    home_assistant = await open_home_assistant(core, devices, messages, topics)
+    found = await open_found(core, device_types, devices, messages, topics)
+    home_assistant = await open_home_assistant(core, devices, messages, topics, found)
     topic_devices = await open_topic_devices(core, device_types, devices, limits, messages, topics)
     leaving = await open_leaving(core, mail, accounts, devices, messages, export)
     provisioning = await open_provisioning(
@@ -273,6 +276,7 @@ async def _open_rooms(
         models=models,
         rules=rules,
         subscriptions=subscriptions,
+        found=found,
         home_assistant=home_assistant,
         topic_devices=topic_devices,
         leaving=leaving,

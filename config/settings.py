@@ -389,6 +389,14 @@ class TopicDevice(_Table, frozen=True):
     devices: dict[str, str] = {}
 
 
+class Discover(_Table, frozen=True):
+    """An MQTT client whose announcements are taken over, and whose it is."""
+
+    device: str  # an id, or the name of a device of the owner
+    owner: str  # an e-mail address, an id or a user name
+    prefix: str = HOME_PREFIX
+
+
 class Settings(_Table, frozen=True):
     state_dir: Path
     public_url: str = ""
@@ -415,6 +423,7 @@ class Settings(_Table, frozen=True):
     tracing: Tracing = Tracing()
     home_assistant: tuple[HomeAssistant, ...] = ()
     topic_devices: tuple[TopicDevice, ...] = ()
+    discover: tuple[Discover, ...] = ()
     grace_seconds: float = 5.0
 
     @property

@@ -45,6 +45,7 @@ def problems(settings: "Settings") -> Iterator[str]:
     yield from _of_mail(settings)
     yield from _of_payments(settings.payments)
     yield from _of_home_assistant(settings)
+    yield from _of_discover(settings)
 
 
 def _of_tls(settings: "Settings") -> Iterator[str]:
@@ -227,6 +228,21 @@ def _of_home_assistant(settings: "Settings") -> Iterator[str]:
             yield f"home_assistant[{index}].user: is there twice"
         if problem := _of_prefix(one.prefix):
             yield f"home_assistant[{index}].prefix: {problem}"
+
+
+def _of_discover(settings: "Settings") -> Iterator[str]:
+    entries = settings.discover
+    if entries and settings.mqtt.topics != "open":
+        yield 'discover: needs mqtt.topics = "open"'
+    clients = [(one.device, one.owner) for one in entries]
+    for index, one in enumerate(entries):
+        for key, value in (("device", one.device), ("owner", one.owner)):
+            if not value.strip():
+                yield f"discover[{index}].{key}: must not be empty"
+        if (one.device, one.owner) in clients[:index]:
+            yield f"discover[{index}].device: is there twice"
+        if problem := _of_prefix(one.prefix):
+            yield f"discover[{index}].prefix: {problem}"
 
 
 def _of_prefix(prefix: str) -> str:

@@ -42,6 +42,7 @@ from storage.failed_readings import FailedReadingStore
 from storage.fair_places import FairPlaces
 from storage.files import FileStore
 from storage.firmware import FirmwareStore
+from storage.found import FoundStore
 from storage.keys import Position, Ticket
 from storage.labels import LabelStore
 from storage.leases import HeldLease, Holder, LeaseStore
@@ -186,6 +187,7 @@ class Transaction:
         self.monetization = MonetizationStore(connection)
         self.mqtt_sessions = MqttSessionStore(connection)
         self.mqtt_topics = MqttTopicStore(connection)
+        self.found = FoundStore(connection)
         self.mqtt_wills = MqttWillStore(connection)
         self.provision_marks = ProvisionMarkStore(connection)
         self.registrations = RegistrationStore(connection)

@@ -93,6 +93,7 @@ PLACES: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "Looked at again after the wait, and nothing is awaited from there to the write": (
         "DeviceActions.save _saved",
+        "DeviceFinder._look_up _clients",
         "DeviceWork._update _updates",
         "Following._expire _next_due",
         "Following._note_given _given",

@@ -6,7 +6,7 @@ depends on which facts came, or in which order. Messages are shown in the order 
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -109,7 +109,9 @@ class HomeAnnouncer:
         refusals: Refusals,
         homes: Iterable[HomeAssistant],
         public_url: str,
+        leaves_out: Callable[[DeviceKey], bool],
     ) -> None:
+        """`leaves_out`: devices that somebody else announces to Home Assistant."""
         self._database = database
         self._space = space
         self._devices = devices
@@ -118,6 +120,7 @@ class HomeAnnouncer:
         self._ingest = ingest
         self._refusals = refusals
         self._public_url = public_url
+        self._leaves_out = leaves_out
         self._wanted = tuple(homes)
         self._homes: dict[UserKey, str] = {}  # discovery prefixes
         self._prefixes = frozenset[str]()  # of all that are wanted
@@ -344,6 +347,8 @@ class HomeAnnouncer:
 
     def _users_of(self, device: Device) -> frozenset[UserKey]:
         """The users to whom the device is announced, if there is room."""
+        if self._leaves_out(device.key):
+            return frozenset()
         if len(self._homes) <= len(device.shared_with):
             return frozenset(user for user in self._homes if device.is_held_by(user))
         return frozenset(user for user in (device.owner, *device.shared_with) if user in self._homes)

@@ -6,6 +6,7 @@ import msgspec
 
 from broker.core import Core
 from broker.devices.room import DevicesRoom
+from broker.found.room import FoundRoom
 from broker.home_assistant.publishing import HomeAnnouncer, HomeStatistics
 from broker.home_assistant.topics import ReservedTopics
 from broker.messages.room import MessagesRoom
@@ -19,7 +20,7 @@ class HomeAssistantRoom(msgspec.Struct, frozen=True):
 
 
 async def open_home_assistant(
-    core: Core, devices: DevicesRoom, messages: MessagesRoom, topics: TopicsRoom
+    core: Core, devices: DevicesRoom, messages: MessagesRoom, topics: TopicsRoom, found: FoundRoom
 ) -> HomeAssistantRoom:
     if topics.space is None:
         core.life.observe("home assistant", partial(HomeStatistics, 0, 0, 0, 0))
@@ -35,6 +36,7 @@ async def open_home_assistant(
         core.refusals,
         core.settings.home_assistant,
         core.settings.public_url,
+        leaves_out=(lambda _device: False) if found.finder is None else found.finder.is_taken_over,
     )
     topics.access.reserve(ReservedTopics(announcer.prefixes, announcer.has_home, announcer.shows))
     topics.space.hear(announcer.hear)

@@ -177,6 +177,15 @@ class TopicSpace:
                 if not filter_.startswith(SERVICE) and (owner := owners.get(session.device)) is not None:
                     self._add(session.device, owner, filter_, subscription)
 
+    def retained_of(self, owner: UserKey) -> list[tuple[bytes, bytes]]:
+        """Topics and payloads of what devices of a user have retained."""
+        now_ms, all_ = self._clock.now_ms(), self._retained.values()
+        return [
+            (one.topic, one.payload)
+            for one in all_
+            if one.owner == owner and one.audience is None and not _has_expired(one, now_ms)
+        ]
+
     def hear(self, hearer: Hearer) -> None:
         """Call `hearer` with the messages of devices, before anybody gets them."""
         self._hearers.append(hearer)

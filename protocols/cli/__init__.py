@@ -33,6 +33,7 @@ _COMMANDS = {
     "plans": "monetization",
     "payments": "monetization",
     "rule": "rule",
+    "found": "found",
     "statistics": "statistics",
     "audit": "audit",
     "backup": "backup",
@@ -63,6 +64,7 @@ _FIRST_SENTENCES = {
     "plans": "List the plans that are not decided yet.",
     "payments": "List the payments that have to be refunded, and the undecided ones.",
     "rule": "Rules of the running daemon.",
+    "found": "Devices that MQTT clients of the running daemon announce.",
     "statistics": "Print the counters of the running daemon: the store, refusals, limits, ingest, "
     "connections, disk use, mails.",
     "audit": "Print the audit log, oldest entry first.",

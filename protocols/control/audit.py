@@ -18,11 +18,22 @@ from storage.sql import StoreError
 
 #: Commands that change nothing and show no secret.
 _READING: Final = frozenset(
-    {"app list", "audit", "device list", "device show", "payments", "plans", "statistics", "type failures", "type list"}
+    {
+        "app list",
+        "audit",
+        "device list",
+        "device show",
+        "found list",
+        "payments",
+        "plans",
+        "statistics",
+        "type failures",
+        "type list",
+    }
     | {"user list", "user show", "limits", "listeners", "drain standing"}
 )
 #: The arguments that name what a command is about.
-_OBJECTS: Final = ("device_type", "reference", "file", "device", "application", "user")
+_OBJECTS: Final = ("device_type", "reference", "file", "device", "application", "user", "found")
 _CREDENTIALS: Final = struct.Struct("3i")  # pid, uid, gid (unix(7), SO_PEERCRED)
 
 

@@ -34,6 +34,19 @@ class ImportedLine(msgspec.Struct, frozen=True):
     link: str
 
 
+class FoundLine(msgspec.Struct, frozen=True):
+    """A device that an MQTT client announces. `device`: the id of the one that was made of it; empty without one."""
+
+    id: str
+    name: str
+    model: str
+    status: str
+    device: str
+    fields: int
+    actions: int
+    problems: list[str]
+
+
 class UserLine(msgspec.Struct, frozen=True):
     """A user as the operator sees it. The time is milliseconds since the epoch."""
 

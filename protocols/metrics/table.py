@@ -177,6 +177,13 @@ BROKER: Final[Mapping[str, Part]] = {
         "waiting": _now("home_assistant_waiting", "Devices and messages that wait to be shown in Home Assistant."),
         "actions": _total("home_assistant_actions", "Actions that came from Home Assistant."),
     },
+    "found devices": {
+        "clients": _now("found_clients", "MQTT clients whose announcements are read."),
+        "found": _now("found_devices", "Devices that MQTT clients announce."),
+        "accepted": _now("found_devices_accepted", "Devices that were made of announced ones."),
+        "waiting": _now("found_waiting", "Announcements that wait to be read."),
+        "messages": _total("found_messages", "Messages that were made of published states."),
+    },
     "mqtt sessions": {
         "connected": _now("mqtt_lasting_connections", "MQTT connections where sessions may outlive them."),
         "resumed": _total("mqtt_sessions_resumed", "MQTT sessions that went on with a new connection."),

@@ -14,6 +14,7 @@ EXPECTED_RATE = "expected minute/day like 100/1000, the first from 1 to 1000000"
 STATE = 'state_dir = "/var/lib/trunkline"\n'
 OPEN = '[mqtt]\ntopics = "open"\n'
 HOME = '[[home_assistant]]\nuser = "ada@example.org"\n'
+FINDS = '[[discover]]\ndevice = "zigbee2mqtt"\nowner = "ada@example.org"\n'
 _SEVERAL = '[storage]\nurl = "postgresql://h/d"\n[cluster]\nnodes = "several"\n'
 
 
@@ -93,6 +94,7 @@ _VARIABLES = [
     ),
     ("HOME_ASSISTANT", "[]", "home_assistant", ()),
     ("TOPIC_DEVICES", "[]", "topic_devices", ()),
+    ("DISCOVER", "[]", "discover", ()),
     ("LIMITS_RATE_LIMITS", "off", "limits.rate_limits", "off"),
     ("LIMITS_REST_USER", "10/20", "limits.rest_user", "10/20"),
     ("LIMITS_REST_DEVICE", "10/20", "limits.rest_device", "10/20"),
@@ -321,6 +323,10 @@ _TLS_FILE = '[http]\ntls_bind = "h:1"\n[tls]\ncertificate = "c"\nkey = "k"\n'
             STATE + '[cluster]\nworkers = "rules, males"',
             f"cluster.workers: expected all, or some of {', '.join(CLUSTER_WORKERS)}; got males",
         ),
+        (STATE + FINDS, 'discover: needs mqtt.topics = "open"'),
+        (STATE + OPEN + FINDS + FINDS, "discover[1].device: is there twice"),
+        (STATE + OPEN + '[[discover]]\ndevice = "a"\nowner = ""', "discover[0].owner: must not be empty"),
+        (STATE + OPEN + FINDS + 'prefix = "a/+"', "discover[0].prefix: expected letters"),
         (STATE + HOME, 'home_assistant: needs mqtt.topics = "open"'),
         (STATE + OPEN + HOME + HOME, "home_assistant[1].user: is there twice"),
         (STATE + OPEN + '[[home_assistant]]\nuser = " "', "home_assistant[0].user: expected an e-mail address"),

@@ -171,7 +171,8 @@ def test_every_block_is_known(world: World) -> None:
         ("limits", "sh", ""),
         *(("recipes", language, "") for language in ("sh", "toml", "cpp")),
         *(("recipes", "yaml", program) for program in ("zigbee2mqtt", "esphome")),
-        *(("recipes", language, when) for language in ("toml", "sh") for when in ("open", "home")),
+        *(("recipes", language, when) for language in ("toml", "sh") for when in ("open", "home", "found")),
+        ("recipes", "sh", "accept"),
         ("recipes", "toml", "rules"),
         ("recipes", "sh", "sessions"),
         ("recipes", "json", "node-red"),
@@ -298,6 +299,8 @@ def test_the_broker_of_a_home_is_this_one(world: World, tmp_path: Path, monkeypa
     (settings,), (rules,), (home,) = (world.find("recipes", "toml", when) for when in ("open", "rules", "home"))
     for name, value in (tomllib.loads(home)["mqtt"] | tomllib.loads(settings)["mqtt"]).items():
         monkeypatch.setenv(f"TRUNKLINE_MQTT_{name.upper()}", value)
+    (found,), (list_found,) = world.find("recipes", "toml", "found"), world.find("recipes", "sh", "found")
+    monkeypatch.setenv("TRUNKLINE_DISCOVER", json.dumps(tomllib.loads(found)["discover"]))
     monkeypatch.setenv("TRUNKLINE_HOME_ASSISTANT", json.dumps(tomllib.loads(home)["home_assistant"]))
     daemon = Daemon(tmp_path / "state")
     daemon.configure(devices=1)
@@ -309,6 +312,7 @@ def test_the_broker_of_a_home_is_this_one(world: World, tmp_path: Path, monkeypa
         where = {"URL": daemon.base_url.removesuffix("/v1.1"), "MQTT_PORT": str(daemon.port("mqtt"))}
         (topics,), (sessions,), (shown,) = (world.find("recipes", "sh", when) for when in ("open", "sessions", "home"))
         assert world.run("sh", topics, **where) == 'zigbee2mqtt/kitchen {"state":"ON"}\n'
+        assert json.loads(world.run("sh", list_found, **where)) == {"data": {"found": []}}
         assert world.run("sh", shown, **where).startswith(f"trunkline/{DEVICE}/state {{")
         said = world.run("sh", sessions, **where)
         assert said.splitlines()[-1].endswith('{"actions":[{"name":"setOn"}]}')

@@ -2,12 +2,14 @@
 
 It subscribes to hundreds of topics in one packet. It finds 40 sensors and a lamp that MQTT devices announce, and 40
 sensors, a relay and a button of a CoAP device, which the service announces. It needs Python 3.13; `hass` comes with the
-package `homeassistant`.
+package `homeassistant`. The other way round, the service takes over what a client announces that nobody here wrote.
 """
 
 import json
+import queue
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,8 +17,12 @@ from typing import Any
 
 import httpx
 import pytest
+from ha_mqtt_discoverable import DeviceInfo, Settings
+from ha_mqtt_discoverable.sensors import BinarySensor, BinarySensorInfo, Sensor, SensorInfo, Switch, SwitchInfo
+from paho.mqtt.client import Client
+from paho.mqtt.enums import CallbackAPIVersion
 
-from tests.daemon import ADA_EMAIL, USER_TOKEN, Daemon, bearer, command_output, device_id, device_token
+from tests.daemon import ADA, ADA_EMAIL, USER_TOKEN, Daemon, bearer, command_output, device_id, device_token
 from tests.e2e.coap_programs import run_program
 from tests.e2e.test_mosquitto import listening
 from tests.programs import require_program
@@ -81,7 +87,8 @@ def python() -> str:
 def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
     monkeypatch.setenv("TRUNKLINE_MQTT_TOPICS", "open")
     monkeypatch.setenv("TRUNKLINE_COAP_BIND", "127.0.0.1:0")
-    daemon = Daemon(tmp_path / "state", f'[[home_assistant]]\nuser = "{ADA_EMAIL}"\n')
+    settings = f'[[home_assistant]]\nuser = "{ADA_EMAIL}"\n[[discover]]\ndevice = "Light 0"\nowner = "{ADA_EMAIL}"\n'
+    daemon = Daemon(tmp_path / "state", settings)
     daemon.configure(devices=3)
     (tmp_path / "station.json").write_text(json.dumps(MANIFEST), encoding="utf-8")
     (tmp_path / "station.toml").write_text(STATION_FILE, encoding="utf-8")
@@ -175,3 +182,74 @@ def test_home_assistant_finds_sensors_and_switches_a_lamp(python: str, daemon: D
             assert ask("entities", f"tl_{STATION}", "Yard") == entities
             assert rest.delete(f"/devices/{STATION}").is_success
             ask("gone", f"tl_{STATION}")
+
+
+@contextmanager
+def announcing(daemon: Daemon) -> Iterator[Any]:
+    """A connected client of ha-mqtt-discoverable."""
+    client = Client(CallbackAPIVersion.VERSION2)
+    client.username_pw_set(device_id(HOME), device_token(HOME))
+    client.connect("127.0.0.1", daemon.port("mqtt"))
+    client.loop_start()
+    try:
+        yield client
+    finally:
+        client.disconnect()
+        client.loop_stop()
+
+
+def until(read: Callable[[], Any]) -> Any:
+    """The result of `read` once it is something."""
+    end = time.monotonic() + 30
+    while not (found := read()):
+        assert time.monotonic() < end, "it did not come"
+    return found
+
+
+def test_what_a_client_announces_is_taken_over(daemon: Daemon) -> None:
+    """ha-mqtt-discoverable announces three entities of one device; its states are messages, its command an Action."""
+    asked: queue.Queue[bytes] = queue.Queue()
+    about = DeviceInfo(name="Greenhouse", identifiers="greenhouse", manufacturer="Nobody", model="GH 1")
+    with (
+        announcing(daemon) as client,
+        httpx.Client(base_url=daemon.base_url, headers=bearer(USER_TOKEN), timeout=30) as rest,
+    ):
+        mqtt = Settings.MQTT(host="127.0.0.1", client=client)
+        air = SensorInfo(name="Air", device_class="temperature", unit_of_measurement="°C", unique_id="a", device=about)
+        sensor = Sensor(Settings(mqtt=mqtt, entity=air))
+        door: Any = BinarySensor(Settings(mqtt=mqtt, entity=BinarySensorInfo(name="Door", unique_id="d", device=about)))
+        pump: Any = Switch(
+            Settings(mqtt=mqtt, entity=SwitchInfo(name="Pump", unique_id="p", device=about)),
+            lambda _client, _data, message: asked.put(bytes(message.payload)),
+        )
+        sensor.set_state(20.5)
+        door.on()
+        pump.off()
+
+        def listed() -> Any:
+            (*_, one) = rest.get(f"/users/{ADA}/found").json()["data"]["found"] or [{"fields": []}]
+            return one if len(one["fields"]) == 3 else None
+
+        found = until(listed)
+        assert (found["name"], found["model"], found["status"]) == ("Greenhouse", "GH 1", "FOUND")
+        assert (found["fields"], found["actions"], found["problems"]) == (["Door", "Air", "Pump"], ["set_Pump"], [])
+        device = rest.put(f"/found/{found['id']}", json={"status": "ACCEPTED"}).json()["data"]["did"]
+        sensor.set_state(21.5)
+        door.on()
+        pump.on()
+
+        def snapshot() -> Any:
+            data = rest.get(f"/messages/snapshots?sdids={device}").json()["data"][0]["data"]
+            values = {name: one["value"] for name, one in data.items()}
+            return values if len(values) == 3 else None
+
+        assert until(snapshot) == {"Air": 21.5, "Door": True, "Pump": True}
+        history = rest.get(f"/messages?sdid={device}&startDate=0&endDate={2**42}").json()["data"]
+        assert sorted(map(str, (message["data"] for message in history))) == [
+            "{'Air': 21.5}",
+            "{'Door': True}",
+            "{'Pump': True}",
+        ]
+        action = {"name": "set_Pump", "parameters": {"Pump": False}}
+        assert rest.post("/actions", json={"ddid": device, "data": {"actions": [action]}}).is_success
+        assert asked.get(timeout=30) == b"OFF"

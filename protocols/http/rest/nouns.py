@@ -23,6 +23,7 @@ from protocols.http.rest.device_transfers import DeviceTransferCalls
 from protocols.http.rest.device_types import DeviceTypeCalls
 from protocols.http.rest.devices import DeviceCalls
 from protocols.http.rest.export import ExportCalls
+from protocols.http.rest.found import FoundCalls
 from protocols.http.rest.images import ImageCalls
 from protocols.http.rest.leaving import LeavingCalls
 from protocols.http.rest.manifests import ManifestCalls
@@ -66,6 +67,7 @@ NOUNS: Final[tuple[type[RestCalls], ...]] = (
     DeviceResourceCalls,
     DeviceShareCalls,
     DeviceTransferCalls,
+    FoundCalls,
     RegistrationCalls,
     DeviceTypeCalls,
     ManifestCalls,

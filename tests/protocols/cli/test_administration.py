@@ -211,6 +211,8 @@ NOBODY: Mapping[str, tuple[Mapping[str, object], str]] = {
         f"device {verb}": ({"device": "Nobody"}, "there is no device 'Nobody'")
         for verb in ("show", "token", "rotate", "disable", "enable", "delete")
     },
+    "found list": ({"owner": "Nobody"}, "there is no user 'Nobody'"),
+    **{f"found {verb}": ({"found": "Nobody"}, "there is no found device 'Nobody'") for verb in ("accept", "ignore")},
     "device list": ({"owner": "Nobody"}, "there is no user 'Nobody'"),
     **{
         f"user {verb}": ({"user": "Nobody"}, "there is no user 'Nobody'")

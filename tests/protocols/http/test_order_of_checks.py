@@ -22,11 +22,12 @@ from broker.rules.rulebook import NewRule
 from broker.services import Services
 from broker.subscriptions.creation import NewSubscription
 from broker.subscriptions.subscription import Subscription
+from broker.topics.space import TopicMessage
 from broker.trials.documents import DocumentKind
 from broker.trials.invitations import NewInvitation
 from broker.trials.roles import TrialRole
 from broker.trials.trials import NewTrial
-from config.settings import Limits, Settings, TrialSettings
+from config.settings import Discover, Limits, Mqtt, Settings, TrialSettings
 from protocols.http.answers import REST_ROOT
 from protocols.http.application import build_app
 from storage.database import Transaction
@@ -111,6 +112,8 @@ GET /devices/{device}/transfer -
 PUT /devices/{handed}/transfer 400
 DELETE /devices/{device}/transfer -
 GET /users/{user}/transfers -
+GET /users/{user}/found -
+PUT /found/{found} 400
 GET /devices/registrations/{registration}/status -
 DELETE /devices/{device}/registrations -
 GET /devicetypes/{type} -
@@ -265,8 +268,13 @@ class Named:
 
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
-    limits = Limits(rest_user="1/1000", messages_user="1/1000", rest_device="1/1000", quotas="off")
-    return Settings(state_dir=settings.state_dir, limits=limits, trials=TrialSettings(sessions="on"))
+    return Settings(
+        state_dir=settings.state_dir,
+        limits=Limits(rest_user="1/1000", messages_user="1/1000", rest_device="1/1000", quotas="off"),
+        trials=TrialSettings(sessions="on"),
+        mqtt=Mqtt(topics="open"),
+        discover=(Discover(KITCHEN, "ada@example.org"), Discover(BOBS, "bob@example.org")),
+    )
 
 
 @pytest.fixture
@@ -315,6 +323,7 @@ async def named(services: Services, world: World) -> dict[str, Named]:
         "notification": Named(ID, *[await a_notification(services, one) for one in subscriptions]),
         "organization": Named(ID, *await organizations(services, "Beta", "Acme")),
         "made": Named(ID, BETA_APPLICATION, DASHBOARD),
+        "found": Named(ID, *await found_devices(services, BOBS, KITCHEN)),
         "export": Named(ID, await exported(services, bob, BOBS), await exported(services, ada, KITCHEN)),
     }
 
@@ -425,6 +434,25 @@ async def a_model(services: Services, caller: Caller, device: str) -> str:
 async def a_scene(services: Services, caller: Caller, device: str) -> str:
     members = {"name": "Evening", "actions": [{"ddid": device, "action": "setOn"}]}
     return (await services.scenes.scenes.create(caller, members)).record.id
+
+
+async def found_devices(services: Services, *clients: str) -> list[str]:
+    """What each of these devices has announced."""
+    space, finder, ids = services.topics.space, services.found.finder, []
+    assert space is not None
+    assert finder is not None
+    finder._due_at = 0.0
+    for client in clients:
+        device = await services.devices.registry.find(client)
+        topic = b"homeassistant/sensor/node/temperature/config"
+        message = TopicMessage(topic, b'{"stat_t":"a"}', 0, False, b"", None)
+        with trio.fail_after(10):
+            while not (found := finder.of_user(device.owner)):
+                finder._wakeup.set()
+                finder.hear(message, device.key, device.owner)
+                await trio.sleep(0.01)
+        ids.append(found[0][1].record.id)
+    return ids
 
 
 async def sessions(services: Services, *users: str) -> list[str]:

@@ -58,6 +58,7 @@ GET /users/{}/devices
 GET /users/{}/devicetypes
 GET /users/{}/shares
 GET /users/{}/transfers
+GET /users/{}/found
 PUT /users/{}
 DELETE /users/{}
 POST /users/{}/archive
@@ -161,6 +162,7 @@ DELETE /rules/{}
 GET /rules/{}/actions
 POST /rules/{}/actions
 GET /rules/{}/executions
+PUT /found/{}
 POST /scenes
 GET /scenes
 GET /scenes/{}

@@ -131,6 +131,8 @@ LISTS: Final = {
     "GET /users/{uid}/devices",
     "GET /users/{uid}/shares",
     "GET /users/{uid}/transfers",  # test_device_transfers.py
+    "GET /users/{uid}/found",  # test_found.py
+    "PUT /found/{fid}",  # test_found.py
     "GET /messages/export/history",
     "GET /messages/export/{exportId}/status",
     "GET /messages/export/{exportId}/result",

@@ -1,0 +1,611 @@
+"""Takes over devices that MQTT clients announce for Home Assistant (reference 16.9).
+
+A client is a device of this service, which the setting `discover` names. A worker reads its announcements, in turns by
+clients; they are listed until their owner accepts them. A state of an accepted device is a message of that device, in
+the turn in which it comes, so the client's acknowledgement follows the message's commit.
+"""
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+import trio
+from msgspec.structs import replace
+
+from broker.accounts.organizations import DEVELOPERS
+from broker.accounts.users import user_named
+from broker.clock import Clock
+from broker.device_types.catalog import DeviceType, DeviceTypes
+from broker.device_types.making import TypeChanges, TypeMaking
+from broker.devices.inventory import Inventory, NewDevice
+from broker.devices.presence import Presence
+from broker.devices.registry import Device, Devices
+from broker.errors import (
+    Conflict,
+    DeviceNotFound,
+    DeviceTypeNotFound,
+    DomainError,
+    NotFound,
+    ValidationFailed,
+    too_long,
+)
+from broker.facts import ActionStored, DeviceDeleted, DeviceHandedOver, FactPhase, Router
+from broker.found.announcements import Announced, Announcement, is_announcement, read_announcement
+from broker.found.definitions import (
+    AvailabilityTopic,
+    FieldReading,
+    FoundDefinition,
+    PublishedState,
+    definition_of,
+    values_of,
+)
+from broker.ids import new_id
+from broker.loops import Wakeup
+from broker.messages.ingest import Ingest
+from broker.threads import run_in_thread
+from broker.topics.space import TopicMessage, TopicSpace
+from broker.trace.refusals import Refusals
+from config.limits import (
+    FOUND_COMPONENTS_MAX,
+    FOUND_DEVICES_MAX,
+    FOUND_DOCUMENT_BYTES,
+    FOUND_WAITING,
+    FOUND_WAITING_BYTES,
+    MAX_DATA_BYTES,
+)
+from config.settings import Discover, Settings
+from storage.database import Database, Transaction
+from storage.found import FoundRecord
+from storage.keys import DeviceKey, Milliseconds, UserKey
+from storage.outages import Outage
+from storage.records import OrganizationRecord
+from storage.sql import StoreError
+
+FOUND, ACCEPTED, IGNORED = "FOUND", "ACCEPTED", "IGNORED"
+NO_ORGANIZATION: Final = "A device type belongs to an organization: be an administrator or developer of one"
+_NOTHING: Final = "Nothing of it can be taken over"
+_SERVICE: Final = DeviceKey(-2)
+#: How often clients that the settings name are looked up.
+_CLIENTS_SECONDS: Final = 60.0
+_RETRY_SECONDS: Final = 5.0
+#: Devices that one topic may have the states of.
+_DEVICES_OF_A_TOPIC: Final = 20
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class TooManyAnnouncements(DomainError):
+    status = 429
+    template = f"At most {FOUND_WAITING} announcements wait, or {FOUND_WAITING_BYTES // 1024} KiB"
+
+
+class FoundStatistics(msgspec.Struct, frozen=True):
+    """`clients` that announce, `found` devices, `accepted` ones, and how many announcements wait."""
+
+    clients: int
+    found: int
+    accepted: int
+    waiting: int
+    messages: int
+
+
+@dataclass(eq=False)
+class FoundDevice:
+    """A found device: its row, and what is made of it."""
+
+    record: FoundRecord
+    components: tuple[Announced, ...]
+    definition: FoundDefinition
+
+
+@dataclass(eq=False)
+class _Client:
+    """A client that announces devices. `jobs` are done in order."""
+
+    device: Device
+    owner: UserKey
+    prefix: str
+    found: dict[str, FoundDevice] = field(default_factory=dict)  # by identity
+    jobs: deque[tuple[Callable[[], Any], int]] = field(default_factory=deque)
+    waiting_bytes: int = 0
+
+
+class DeviceFinder:
+    """Does nothing, and costs nothing, for as long as the settings name no client."""
+
+    def __init__(
+        self,
+        database: Database,
+        space: TopicSpace,
+        devices: Devices,
+        inventory: Inventory,
+        presence: Presence,
+        types: DeviceTypes,
+        making: TypeMaking,
+        ingest: Ingest,
+        router: Router,
+        clock: Clock,
+        refusals: Refusals,
+        wanted: Iterable[Discover],
+    ) -> None:
+        self._database = database
+        self._space = space
+        self._devices = devices
+        self._inventory = inventory
+        self._presence = presence
+        self._types = types
+        self._making = making
+        self._ingest = ingest
+        self._clock = clock
+        self._refusals = refusals
+        self._wanted = tuple(wanted)
+        self._clients: dict[DeviceKey, _Client] = {}
+        self._accepted: dict[DeviceKey, tuple[_Client, FoundDevice]] = {}  # by the device that was made
+        self._readings: dict[bytes, list[tuple[DeviceKey, DeviceKey, list[FieldReading]]]] = {}  # by topic
+        self._availability: dict[bytes, list[tuple[DeviceKey, DeviceKey, AvailabilityTopic]]] = {}
+        self._ready: dict[DeviceKey, Device] = {}  # the devices that were made, which stay in memory
+        self._wakeup = Wakeup()
+        self._changing = trio.Lock()
+        self._due_at = 0.0
+        self._messages = 0
+        router.subscribe(ActionStored, self._action_stored, FactPhase.EFFECT)
+        router.subscribe(DeviceDeleted, self._device_gone, FactPhase.EFFECT)
+        router.subscribe(DeviceHandedOver, self._device_gone, FactPhase.EFFECT)
+
+    def renew(self, settings: Settings) -> None:
+        """Take new settings."""
+        if settings.discover != self._wanted:
+            self._wanted = settings.discover
+            self._due_at = 0.0
+            self._wakeup.set()
+
+    def statistics(self) -> FoundStatistics:
+        clients = self._clients.values()
+        return FoundStatistics(
+            len(clients),
+            sum(len(one.found) for one in clients),
+            len(self._accepted),
+            sum(len(one.jobs) for one in clients),
+            self._messages,
+        )
+
+    def is_taken_over(self, device: DeviceKey) -> bool:
+        """Whether a device was made of what a client announces: Home Assistant knows it by that."""
+        return device in self._accepted
+
+    # --- Lists ---
+
+    def of_user(self, user: UserKey) -> list[tuple[Device, FoundDevice]]:
+        """The found devices of a user's clients, each with its client."""
+        return [
+            (client.device, found)
+            for client in self._clients.values()
+            if client.owner == user == client.device.owner
+            for found in client.found.values()
+        ]
+
+    def device_of(self, found: FoundDevice) -> Device | None:
+        """The device that was made of it."""
+        return None if found.record.device is None else self._ready.get(found.record.device)
+
+    def find(self, id_: str) -> tuple[Device, FoundDevice]:
+        """A found device, whosever it is, with its client. Raises NotFound."""
+        for client in self._clients.values():
+            if client.owner == client.device.owner:
+                for found in client.found.values():
+                    if found.record.id == id_:
+                        return client.device, found
+        raise NotFound
+
+    async def accept(self, user: UserKey, id_: str) -> FoundDevice:
+        """Make a device of it, and of its states messages, from now on. Returns the accepted one.
+
+        Raises NotFound, Conflict: nothing can be made of it, or the user has no organization for its type; what refuses
+        a device or a type.
+        """
+        async with self._changing:
+            client, found = self._client_of(user, id_)
+            if found.record.status == ACCEPTED:
+                return found
+            if found.definition.is_empty:
+                texts = [f"{one.component}: {one.text}" for one in found.definition.problems[:5]]
+                raise Conflict(f"{_NOTHING}: {'; '.join(texts)}" if texts else _NOTHING)
+            type_ = await self._type(user, found)
+            now_ms = self._clock.now_ms()
+
+            def beside(tx: Transaction, record: Any) -> None:
+                row = replace(found.record, status=ACCEPTED, device=record.key, last_on=Milliseconds(now_ms))
+                tx.found.put(row)
+
+            device = await self._inventory.create(
+                NewDevice(owner=user, type=type_, name=found.record.name), beside=beside
+            )
+            found.record = replace(found.record, status=ACCEPTED, device=device.key, last_on=Milliseconds(now_ms))
+            self._ready[device.key] = device
+            self._index()
+        self._read_retained(client, found)
+        return found
+
+    async def ignore(self, user: UserKey, id_: str) -> FoundDevice:
+        """Take no notice of it any more. A device that was made of it stays, and gets no messages."""
+        return await self._mark(user, id_, IGNORED)
+
+    async def reconsider(self, user: UserKey, id_: str) -> FoundDevice:
+        """List it as found again."""
+        return await self._mark(user, id_, FOUND)
+
+    async def _mark(self, user: UserKey, id_: str, status: str) -> FoundDevice:
+        async with self._changing:
+            _, found = self._client_of(user, id_)
+            record = replace(found.record, status=status, device=None)
+            await self._database.write(lambda tx: tx.found.put(record))
+            found.record = record
+            self._index()
+        return found
+
+    def _client_of(self, user: UserKey, id_: str) -> tuple[_Client, FoundDevice]:
+        for client in self._clients.values():
+            if client.owner == user == client.device.owner:
+                for found in client.found.values():
+                    if found.record.id == id_:
+                        return client, found
+        raise NotFound
+
+    async def _type(self, user: UserKey, found: FoundDevice) -> DeviceType:
+        """The type of its Manifest, which devices of the same kind share. Raises Conflict."""
+        organization = await self._database.read(partial(_organization_of, user))
+        if organization is None:
+            raise Conflict(NO_ORGANIZATION)
+        document = found.definition.manifest
+        title = found.record.model or found.record.name
+        digest = hashlib.sha256(_encode([organization.id, title, document])).hexdigest()[:16]
+        unique_name = f"found.{digest}"
+        try:
+            type_ = await self._types.find(unique_name)
+        except DeviceTypeNotFound:
+            changes = TypeChanges(description=f"Announced over MQTT by {found.record.manufacturer or 'a client'}"[:200])
+            await self._making.add(organization, unique_name, title, changes)
+            type_ = await self._types.find(unique_name)
+        if type_.record.organization != organization.key:
+            raise Conflict("The device type belongs to another organization")
+        if not type_.versions:
+            await self._making.upload(type_, document)
+        return type_
+
+    # --- Messages of clients ---
+
+    def hear(self, message: TopicMessage, source: DeviceKey, owner: UserKey) -> bool:
+        """See `Hearer`. Everybody else gets these messages, too. Raises TooManyAnnouncements."""
+        client = self._clients.get(source)
+        if client is None or client.owner != owner:
+            return False
+        if (known := self._readings.get(message.topic)) is not None:
+            for made, by, readings in known:
+                if by == source:
+                    self._take_state(made, readings, message.payload)
+        for made, by, availability in self._availability.get(message.topic, ()):
+            if by == source:
+                self._take_availability(client, made, availability, message.payload)
+        topic = message.topic.decode(errors="replace")
+        if is_announcement(client.prefix, topic):
+            self._add(client, partial(self._announced, client, topic, message.payload), len(message.payload))
+        return False
+
+    def _add(self, client: _Client, job: Callable[[], Any], size: int) -> None:
+        """Raises TooManyAnnouncements."""
+        if len(client.jobs) >= FOUND_WAITING or client.waiting_bytes + size > FOUND_WAITING_BYTES:
+            raise TooManyAnnouncements
+        client.jobs.append((job, size))
+        client.waiting_bytes += size
+        self._wakeup.set()
+
+    def _take_state(self, made: DeviceKey, readings: Iterable[FieldReading], payload: bytes) -> None:
+        """Store what a state says as messages of the device, which knows of refusals."""
+        device = self._ready.get(made)
+        if device is None:
+            return
+        try:
+            values = values_of(readings, payload)
+            for part in _parts(values):
+                self._ingest.submit(device, part)
+                self._messages += 1
+        except ValidationFailed as error:
+            self._ingest.refused.note(device, Conflict(f"State refused: {_said(error)}"))
+        except DomainError as error:
+            self._ingest.refused.note(device, error)
+
+    def _take_availability(self, client: _Client, made: DeviceKey, one: AvailabilityTopic, payload: bytes) -> None:
+        with suppress(ValidationFailed, TooManyAnnouncements):
+            text = PublishedState(payload).rendered(one.template)
+            if text in {one.available, one.not_available}:
+                status = "online" if text == one.available else "offline"
+                self._add(client, partial(self._set_status, made, status), 0)
+
+    async def _set_status(self, made: DeviceKey, status: str) -> None:
+        if made in self._accepted:
+            await self._presence.set(made, status)
+
+    def _action_stored(self, fact: ActionStored) -> None:
+        """Publish what an Action to a device is for its client, at the command topic."""
+        accepted = self._accepted.get(fact.destination)
+        if accepted is None or not fact.is_sent:
+            return
+        client, found = accepted
+        device = self._ready.get(fact.destination)
+        if device is None or device.owner != client.owner or client.device.owner != client.owner:
+            return
+        for call in msgspec.json.decode(fact.action.data).get("actions", ()):
+            name, parameters = str(call.get("name")), call.get("parameters")
+            setting = found.definition.settings.get(name)
+            payload = None if setting is None else setting.payload(parameters if isinstance(parameters, dict) else {})
+            if setting is None or payload is None:
+                reason = "its client has no such command" if setting is None else "its parameters do not fit"
+                self._ingest.refused.note(device, Conflict(f"Action {name[:64]} was not passed on: {reason}"))
+                continue
+            message = TopicMessage(setting.topic.encode(), payload.encode(), 1, False, b"", None)
+            self._space.publish(message, _SERVICE, client.owner, audience=frozenset({client.owner}))
+
+    def _device_gone(self, fact: DeviceDeleted | DeviceHandedOver) -> None:
+        accepted = self._accepted.get(fact.device)
+        if accepted is not None:
+            _, found = accepted
+            record = replace(found.record, status=FOUND, device=None)
+            self._database.write_nowait(lambda tx: tx.found.put(record))
+            found.record = record
+            self._ready.pop(fact.device, None)
+            self._index()
+        if fact.device in self._clients:
+            self._due_at = 0.0
+            self._wakeup.set()
+
+    def _index(self) -> None:
+        """Make the tables of topics again."""
+        self._accepted, self._readings, self._availability = {}, {}, {}
+        for client in self._clients.values():
+            for found in client.found.values():
+                if found.record.status != ACCEPTED or (made := found.record.device) is None:
+                    continue
+                self._accepted[made] = (client, found)
+                by_topic: dict[bytes, list[FieldReading]] = {}
+                for reading in found.definition.readings:
+                    by_topic.setdefault(reading.topic.encode(), []).append(reading)
+                for topic, readings in by_topic.items():
+                    entries = self._readings.setdefault(topic, [])
+                    if len(entries) < _DEVICES_OF_A_TOPIC:
+                        entries.append((made, client.device.key, readings))
+                for one in found.definition.availability:
+                    self._availability.setdefault(one.topic.encode(), []).append((made, client.device.key, one))
+        self._ready = {key: device for key, device in self._ready.items() if key in self._accepted}
+
+    # --- The worker ---
+
+    async def run_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        task_status.started()
+        outage = Outage("announcements_not_read")
+        while True:
+            try:
+                has_more = await self.step()
+            except StoreError as error:
+                outage.failed(error)
+                await trio.sleep(_RETRY_SECONDS)
+                continue
+            outage.succeeded()
+            if not has_more and (self._wanted or self._clients):
+                await self._wakeup.wait(max(0.0, self._due_at - trio.current_time()))
+            elif not has_more:
+                await self._wakeup.wait()
+
+    async def step(self) -> bool:
+        """One job of each client; whether there are more. Raises StoreError: the job is done again."""
+        if (self._wanted or self._clients) and trio.current_time() >= self._due_at:
+            await self._look_up()
+        for client in list(self._clients.values()):
+            if client.jobs:
+                job, size = client.jobs[0]
+                try:
+                    await job()
+                except DomainError as error:
+                    self._refuse(client, error)
+                client.jobs.popleft()
+                client.waiting_bytes -= size
+            await trio.lowlevel.checkpoint()
+        return any(client.jobs for client in self._clients.values())
+
+    def _refuse(self, client: _Client, error: DomainError) -> None:
+        """Its owner sees it at the client (9.6)."""
+        text = _said(error)
+        self._ingest.refused.note(client.device, Conflict(f"Announcement refused: {text}"))
+        self._refusals.note("announcement_refused", reason=text, caller=f"device {client.device.id}")
+
+    async def _look_up(self) -> None:
+        wanted = self._wanted
+        named = await self._database.read(lambda tx: [_client_of(tx, one) for one in wanted])
+        clients: dict[DeviceKey, _Client] = {}
+        for one, found in zip(wanted, named, strict=True):
+            if found is None:
+                reason = f"there is no device {one.device} of {one.owner}"
+                self._refusals.note("discover_refused", reason=reason, caller="settings")
+                continue
+            owner, key = found
+            known = self._clients.get(key)
+            if known is not None and (known.owner, known.prefix) == (owner, one.prefix):
+                clients[key] = known
+                continue
+            with suppress(DeviceNotFound):
+                clients[key] = _Client(await self._devices.get(key), owner, one.prefix)
+        new = [client for key, client in clients.items() if self._clients.get(key) is not client]
+        ready: dict[DeviceKey, Device] = {}
+        for client in new:
+            for record in await self._database.read(partial(_rows_of, client.device.key)):
+                client.found[record.identity] = await run_in_thread(partial(_found, record))
+                if record.device is not None:
+                    with suppress(DeviceNotFound):
+                        ready[record.device] = await self._devices.get(record.device)
+        if wanted is not self._wanted:  # the next step looks again
+            return
+        self._due_at = trio.current_time() + _CLIENTS_SECONDS
+        self._clients = clients
+        self._ready |= ready
+        self._index()
+        for client in new:  # what was announced before the setting was there
+            for topic, payload in self._space.retained_of(client.owner):
+                text = topic.decode(errors="replace")
+                if is_announcement(client.prefix, text):
+                    with suppress(TooManyAnnouncements):
+                        self._add(client, partial(self._announced, client, text, payload), len(payload))
+
+    # --- Announcements ---
+
+    async def _announced(self, client: _Client, topic: str, payload: bytes) -> None:
+        """Raises ValidationFailed, Conflict: it is refused, and nothing is changed."""
+        announcement = read_announcement(client.prefix, topic, payload)
+        async with self._changing:
+            for identity, found in list(client.found.items()):
+                left = tuple(one for one in found.components if one.topic != topic)
+                if identity != announcement.identity and len(left) < len(found.components):
+                    await self._put(client, found, left, found.record)
+            if announcement.components:
+                await self._put_announced(client, announcement)
+
+    async def _put_announced(self, client: _Client, announcement: Announcement) -> None:
+        now_ms = Milliseconds(self._clock.now_ms())
+        topic = announcement.components[0].topic
+        known = client.found.get(announcement.identity)
+        if known is None:
+            if len(client.found) >= FOUND_DEVICES_MAX:
+                raise Conflict(f"a client announces at most {FOUND_DEVICES_MAX} devices")
+            record = FoundRecord(
+                id=new_id(),
+                source=client.device.key,
+                identity=announcement.identity,
+                name=announcement.name,
+                model=announcement.model,
+                manufacturer=announcement.manufacturer,
+                status=FOUND,
+                device=None,
+                components="[]",
+                first_on=now_ms,
+                last_on=now_ms,
+            )
+            known = FoundDevice(record, (), definition_of(()))
+        kept = tuple(one for one in known.components if one.topic != topic)
+        components = (*kept, *announcement.components)
+        if components == known.components:
+            return
+        if len(components) > FOUND_COMPONENTS_MAX:
+            raise Conflict(f"a device has at most {FOUND_COMPONENTS_MAX} components")
+        about = {
+            name: value
+            for name in ("name", "model", "manufacturer")
+            if (value := getattr(announcement, name)) and known.record.status != ACCEPTED
+        }
+        await self._put(client, known, components, replace(known.record, last_on=now_ms, **about))
+
+    async def _put(
+        self, client: _Client, found: FoundDevice, components: tuple[Announced, ...], record: FoundRecord
+    ) -> None:
+        """Store a found device with these components; without any, forget it, unless it was accepted or ignored."""
+        identity = record.identity
+        if not components and record.status == FOUND:
+            await self._database.write(lambda tx: tx.found.remove(record.id))
+            client.found.pop(identity, None)
+            return
+        text = _encode(components).decode()
+        if len(text) > FOUND_DOCUMENT_BYTES:
+            raise ValidationFailed.of("components", too_long(FOUND_DOCUMENT_BYTES))
+        definition = await run_in_thread(partial(definition_of, components))  # each template takes a millisecond
+        row = replace(record, components=text)
+        await self._database.write(lambda tx: tx.found.put(row))
+        found.record, found.components, found.definition = row, components, definition
+        client.found[identity] = found
+        if row.status == ACCEPTED:
+            self._index()
+            await self._extend(found)
+            self._read_retained(client, found)
+
+    async def _extend(self, found: FoundDevice) -> None:
+        """Add new fields and Actions to the type of an accepted device. Nothing is taken away: others may have it."""
+        device = self.device_of(found)
+        if device is None:
+            return
+        manifest, wanted = device.manifest.manifest, found.definition.manifest
+        fields = {one.name for one in manifest.fields}
+        actions = {one.name for one in manifest.actions}
+        more = [one for one in wanted["fields"] if one["name"] not in fields]
+        further = [one for one in wanted["actions"] if one["name"] not in actions]
+        if not more and not further:
+            return
+        documents = await self._database.read(partial(_newest_document, device.type.key))
+        document = msgspec.json.decode(documents) if documents else {"fields": [], "actions": []}
+        document["fields"] = [*document.get("fields", ()), *more]
+        document["actions"] = [*document.get("actions", ()), *further]
+        await self._making.upload(device.type, document)
+
+    def _read_retained(self, client: _Client, found: FoundDevice) -> None:
+        """Take the states that are there already."""
+        made = found.record.device
+        if made is None:
+            return
+        for topic, payload in self._space.retained_of(client.owner):
+            for of, by, readings in self._readings.get(topic, ()):
+                if of == made and by == client.device.key:
+                    self._take_state(made, readings, payload)
+            for of, by, one in self._availability.get(topic, ()):
+                if of == made and by == client.device.key:
+                    self._take_availability(client, made, one, payload)
+
+
+def _said(error: DomainError) -> str:
+    if isinstance(error, ValidationFailed):
+        return "; ".join(f"{one.field}: {', '.join(one.messages)}" for one in error.findings)
+    return str(error)
+
+
+def _parts(values: Mapping[str, Any]) -> Iterable[bytes]:
+    """JSON objects with these values, each as large as a message may be."""
+    part: dict[str, Any] = {}
+    for name, value in values.items():
+        part[name] = value
+        if len(part) > 1 and len(_encode(part)) > MAX_DATA_BYTES:
+            del part[name]
+            yield _encode(part)
+            part = {name: value}
+    if part:
+        yield _encode(part)
+
+
+def _found(record: FoundRecord) -> FoundDevice:
+    components = tuple(msgspec.json.decode(record.components, type=list[Announced]))
+    return FoundDevice(record, components, definition_of(components))
+
+
+def _rows_of(source: DeviceKey, tx: Transaction) -> list[FoundRecord]:
+    return tx.found.of([source])
+
+
+def _newest_document(type_: Any, tx: Transaction) -> str | None:
+    newest = tx.device_types.newest_manifest(type_)
+    return None if newest is None else newest.document
+
+
+def _organization_of(user: UserKey, tx: Transaction) -> OrganizationRecord | None:
+    """The first organization, by name, in which the user may make types."""
+    roles = {role.value for role in DEVELOPERS}
+    return next((one for one, role in tx.accounts.memberships(user) if role in roles), None)
+
+
+def _client_of(tx: Transaction, one: Discover) -> tuple[UserKey, DeviceKey] | None:
+    """The owner's device that is named. A name that several have names none."""
+    owner = user_named(tx, one.owner)
+    if owner is None:
+        return None
+    device = tx.devices.by_id(one.device)
+    if device is not None:
+        return (owner.key, device.key) if device.owner == owner.key else None
+    named = tx.devices.named(owner.key, one.device)
+    return (owner.key, named[0].key) if len(named) == 1 else None
