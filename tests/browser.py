@@ -175,6 +175,19 @@ class Traffic:
     complaints: tuple[str, ...]  # of the console: violations of the policy, what did not load, errors, warnings
 
 
+_EVENT: Final = b'{"method":"'
+#: Windows, and of what `Chromium.traffic` tells.
+_HEARD: Final = {
+    "Target.attachedToTarget",
+    "Target.detachedFromTarget",
+    "Network.requestWillBeSent",
+    "Network.responseReceived",
+    "Log.entryAdded",
+    "Runtime.consoleAPICalled",
+    "Runtime.exceptionThrown",
+}
+
+
 class _Connection:
     """Commands to Chromium, and its events. Windows, which pages open as well, are attached before they load."""
 
@@ -224,13 +237,16 @@ class _Connection:
             part = os.read(self._answers, 1 << 16)
             assert part, "Chromium has ended"
             self._received += part
-        told: dict[str, Any] = json.loads(self._received[:end])
+        line = bytes(self._received[:end])
         del self._received[: end + 1]
+        if line.startswith(_EVENT) and line[len(_EVENT) : line.index(b'"', len(_EVENT))].decode() not in _HEARD:
+            return {}  # as most are
+        told: dict[str, Any] = json.loads(line)
         if (event := told.get("method")) is not None:
-            self._heard(event, told["params"])
+            self._take(event, told["params"])
         return told
 
-    def _heard(self, event: str, told: dict[str, Any]) -> None:
+    def _take(self, event: str, told: dict[str, Any]) -> None:
         if event == "Target.attachedToTarget":
             session = told["sessionId"]
             self.windows[told["targetInfo"]["targetId"]] = session
@@ -239,18 +255,8 @@ class _Connection:
             self._send("Runtime.runIfWaitingForDebugger", session, {})
         elif event == "Target.detachedFromTarget":
             self.windows = {one: session for one, session in self.windows.items() if session != told["sessionId"]}
-        elif event in _KEPT:
+        else:
             self.events.append({"method": event, **told})
-
-
-#: Events of which `Chromium.traffic` tells.
-_KEPT: Final = {
-    "Network.requestWillBeSent",
-    "Network.responseReceived",
-    "Log.entryAdded",
-    "Runtime.consoleAPICalled",
-    "Runtime.exceptionThrown",
-}
 
 
 class Chromium:

@@ -31,7 +31,6 @@ from tests.daemon import ADA, LIGHT_TYPE, USER_TOKEN, bearer, device_id, device_
 
 #: A client tries another node when it has no answer for so long.
 ANSWER_SECONDS: Final = 2.0
-_PAUSE_SECONDS: Final = 0.02
 AGO_SECONDS: Final = 120
 #: A task of device management begins so long after it is made.
 TASK_SECONDS: Final = 1.0
@@ -47,6 +46,8 @@ class Client(threading.Thread):
 
     #: How many messages it sends to a node.
     STAYS = (10, 60)
+    #: How long it waits at most before it sends one.
+    pause_seconds = 0.02
     #: Whether it is waited for until it goes on after a fault.
     IS_WAITED_FOR = True
 
@@ -95,7 +96,7 @@ class Client(threading.Thread):
 
     def next(self, node: Node, link: int) -> tuple[int, str]:
         """The next number and its message, which is about to be sent."""
-        self.over.wait(self.chance.uniform(0, _PAUSE_SECONDS))
+        self.over.wait(self.chance.uniform(0, self.pause_seconds))
         self.number += 1
         self.note("sent", self.number, node, link)
         return self.number, json.dumps({"intensity": self.number})

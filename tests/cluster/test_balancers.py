@@ -23,11 +23,7 @@ from tests.protocols.http.certificates import contexts
 from tests.protocols.mqtt.peers import ACCEPTED
 from tests.protocols.mqtt.peers import connect as mqtt_connect
 
-#: The clients leave sockets to the garbage collector when a node does not answer.
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"),
-]
+pytestmark = pytest.mark.processes
 
 _MODULE: Final = Path("/usr/lib/nginx/modules/ngx_stream_module.so")
 _SETTINGS: Final = {

@@ -25,10 +25,7 @@ from tests.cluster.test_several_nodes import (
 )
 from tests.daemon import device_id
 
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"),
-]
+pytestmark = pytest.mark.processes
 
 NOT_OPENED, FENCED, REPLACED = 4, 5, 6
 WORKERS = 8

@@ -15,10 +15,7 @@ from tests.cluster.node import Node, running_nodes, wait_until
 from tests.cluster.test_several_nodes import Light
 from tests.daemon import USER_TOKEN, bearer, device_id
 
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"),
-]
+pytestmark = pytest.mark.processes
 
 SOURCE, OTHER, SINK, CHANGED_SINK = 0, 1, 2, 3
 ROUNDS: Final = 5

@@ -547,6 +547,9 @@ def running(
         for node in world.nodes:
             with suppress(ProcessLookupError):
                 node.close()
+        for one in (*world.clients, *world.feeds):
+            if one.is_alive():
+                one.join(WAIT_SECONDS)
         for proxy in world.proxies.values():
             proxy.close()
         world.callback.close()
