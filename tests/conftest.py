@@ -64,6 +64,8 @@ LONGEST: Final = (
     "e2e/test_deb.py",
     "e2e/test_coap.py",
     "e2e/test_standby.py",
+    "cluster/test_faults.py",
+    "cluster/test_demo.py",
     "cluster/test_node_ends.py",
     "cluster/test_history.py",
     "e2e/console/test_developer.py",

@@ -45,6 +45,17 @@ def cut(world: ClusterWorld, name: str, *, seconds: float) -> None:
     proxy.is_closed = False
 
 
+def cut_all(world: ClusterWorld, name: str, *, seconds: float) -> None:
+    """No node reaches the database, as while it restarts."""
+    with world.fault(name, "cut", world.nodes):
+        for proxy in world.proxies.values():
+            proxy.is_closed = True
+            proxy.cut()
+        time.sleep(seconds)
+    for proxy in world.proxies.values():
+        proxy.is_closed = False
+
+
 def lose(world: ClusterWorld, name: str, *, direction: str, seconds: float) -> None:
     """What goes to the database, or comes from it, gets lost; connections stay open."""
     node = world.node()

@@ -51,6 +51,8 @@ def test_the_rules_hold_while_nodes_are_killed_paused_and_cut_off(world: Cluster
     world.goes_on()
     faults.lose(world, "cut off", direction="down", seconds=LEASE_SECONDS + 1)
     world.goes_on()
+    faults.cut_all(world, "the database is away", seconds=1.0)
+    world.goes_on()
     pause_in_a_work(world, HELD_UP_SECONDS + 1)
     world.goes_on()
     tables = world.end()
