@@ -43,6 +43,7 @@ class ActionStored(Fact, frozen=True, kw_only=True):
     source: DeviceKey
     destination: DeviceKey
     is_sent: bool = True
+    is_own: bool = True  # stored by this node
 
 
 class DeviceWentOnline(Fact, frozen=True):

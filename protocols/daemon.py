@@ -345,12 +345,13 @@ def _ways_out(settings: Settings, tls: ssl.SSLContext) -> _WaysOut:
 
 
 def _leased(ways: _WaysOut, leases: Leases, *, is_alone: bool) -> _WaysOut:
-    """Ways out of a daemon whose place another one may take. Several nodes ask no third party."""
+    """Ways out of a daemon whose place another one may take. Each of several nodes asks third parties."""
     mails, streams, third = ways["mail_transport"], ways["streams"], ways["third_party"]
     subscriptions = leases.of(LeaseName.SUBSCRIPTIONS)
+    lease = leases.of(LeaseName.CONNECTORS) if is_alone else leases.here
     return {
         "mail_transport": None if mails is None else LeasedMails(mails, leases.of(LeaseName.MAILS)),
-        "third_party": LeasedThirdParty(third, leases.of(LeaseName.CONNECTORS)) if is_alone and third else None,
+        "third_party": None if third is None else LeasedThirdParty(third, lease),
         "rule_requests": LeasedRuleRequests(ways["rule_requests"], leases.of(LeaseName.RULES)),
         "callbacks": LeasedCallbacks(ways["callbacks"], subscriptions),
         "streams": None if streams is None else LeasedStreams(streams, subscriptions),

@@ -4,7 +4,9 @@ transaction."""
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from storage.keys import DeviceKey, DeviceTypeKey, Position, UserKey
+import msgspec
+
+from storage.keys import BY_CLOUD, DeviceKey, DeviceTypeKey, Position, UserKey
 from storage.records import ConnectorLinkRecord, ConnectorRecord, ConnectorStateRecord
 from storage.sql import Store, replacing, values_of
 
@@ -12,6 +14,19 @@ _LINKS = (
     "SELECT l.*, d.id AS device_id, d.owner, u.id AS owner_id FROM connector_link AS l"
     " JOIN device AS d ON d.key = l.device JOIN user AS u ON u.key = d.owner WHERE "
 )
+
+
+class ConnectorJobRecord(msgspec.Struct, frozen=True):
+    """A row of `connector_job`. The store gives its key."""
+
+    key: int
+    device_type: DeviceTypeKey
+    device: DeviceKey
+    requests: bytes | None
+    since: int
+
+
+_JOB = ConnectorJobRecord.__struct_fields__
 
 
 class ConnectorStore(Store):
@@ -119,9 +134,9 @@ class ConnectorStore(Store):
         rows = self._db.execute(
             "SELECT a.position, a.device, a.data FROM (SELECT device FROM connector_link UNION"
             " SELECT s.device FROM connector_sub_device AS s JOIN connector_link AS l ON l.device = s.holder) AS d"
-            " JOIN action AS a ON a.device = d.device AND a.ts >= :since WHERE a.position > :after"
-            " ORDER BY a.position LIMIT :limit",
-            {"after": after, "since": since_ms, "limit": limit},
+            " JOIN action AS a ON a.device = d.device AND a.ts >= :since AND a.source <> :cloud"
+            " WHERE a.position > :after ORDER BY a.position LIMIT :limit",
+            {"after": after, "since": since_ms, "limit": limit, "cloud": BY_CLOUD},
         )
         return [(row["position"], row["device"], row["data"]) for row in rows]
 
@@ -200,7 +215,72 @@ class ConnectorStore(Store):
         ).one()
         return int(row["count"]) if row else 0
 
+    # Of several nodes: turns, and what is to be asked of third parties
+
+    def turn(self, device: DeviceKey, kind: str) -> str | None:
+        """The holder of a turn."""
+        row = self._db.execute(
+            "SELECT holder FROM connector_turn WHERE device = :device AND kind = :kind",
+            {"device": device, "kind": kind},
+        ).one()
+        return None if row is None else str(row["holder"])
+
+    def put_turn(self, device: DeviceKey, kind: str, holder: str) -> None:
+        values = {"device": device, "kind": kind, "holder": holder}
+        self._insert("connector_turn", values, "ON CONFLICT (device, kind) DO UPDATE SET holder = excluded.holder")
+
+    def end_turn(self, device: DeviceKey, kind: str, holder: str) -> None:
+        self._db.execute(
+            "DELETE FROM connector_turn WHERE device = :device AND kind = :kind AND holder = :holder",
+            {"device": device, "kind": kind, "holder": holder},
+        )
+
+    def add_job(self, job: ConnectorJobRecord, *, at_most: int) -> bool:
+        """Add a job. False: its type has `at_most`. A job without requests waits once for each device."""
+        if job.requests is None:
+            same = "SELECT 1 FROM connector_job WHERE device = :device AND requests IS NULL LIMIT 1"
+            if self._db.execute(same, {"device": job.device}).one() is not None:
+                return True
+        if self._number_of("FROM connector_job WHERE device_type = :type", {"type": job.device_type}) >= at_most:
+            return False
+        self._insert("connector_job", values_of(job, _JOB[1:]))
+        return True
+
+    def jobs(self, device_type: DeviceTypeKey, *, limit: int) -> list[ConnectorJobRecord]:
+        """The oldest first."""
+        rows = self._db.execute(
+            "SELECT * FROM connector_job WHERE device_type = :type ORDER BY key LIMIT :limit",
+            {"type": device_type, "limit": limit},
+        )
+        return [ConnectorJobRecord(**{name: row[name] for name in _JOB}) for row in rows]
+
+    def set_job(self, key: int, requests: bytes) -> None:
+        """These requests are left."""
+        self._db.execute(
+            "UPDATE connector_job SET requests = :requests WHERE key = :key", {"key": key, "requests": requests}
+        )
+
+    def end_job(self, key: int) -> None:
+        self._db.execute("DELETE FROM connector_job WHERE key = :key", {"key": key})
+
+    def forget_jobs(self, *, before_ms: int) -> None:
+        """Delete jobs that nobody has done since, such as of a connector that cannot be used."""
+        self._db.execute("DELETE FROM connector_job WHERE since < :before", {"before": before_ms})
+
+    def fetch_at(self, devices: Collection[DeviceKey], now_ms: int) -> None:
+        """A pull of these devices is due now."""
+        self._db.execute(
+            f"UPDATE connector_link SET next_fetch_on = :now WHERE device IN ({self._db.numbers_in('devices')})",  # noqa: S608 - of the engine
+            {"now": now_ms, "devices": f"[{','.join(map(str, devices))}]"},
+        )
+
     # Failures
+
+    def problems_of(self, device_type: DeviceTypeKey) -> str:
+        row = self._db.execute(
+            "SELECT problems FROM connector_problems WHERE device_type = :type", {"type": device_type}
+        ).one()
+        return "[]" if row is None else str(row["problems"])
 
     def problems(self) -> list[tuple[DeviceTypeKey, str]]:
         rows = self._db.execute("SELECT device_type, problems FROM connector_problems")
@@ -221,14 +301,26 @@ class ConnectorStore(Store):
             {"device": state.device, "at_most": at_most},
         )
 
-    def take_state(self, hash_: bytes) -> ConnectorStateRecord | None:
-        """Remove and return a state."""
-        row = self._db.execute("DELETE FROM connector_state WHERE hash = :hash RETURNING *", {"hash": hash_}).one()
+    def take_state(self, hash_: bytes, *, until_ms: int) -> ConnectorStateRecord | None:
+        """Return a state, as it was, once. It stays until then, or until `end_state`."""
+        row = self._db.execute(
+            "SELECT * FROM connector_state WHERE hash = :hash AND is_taken = 0", {"hash": hash_}
+        ).one()
+        if row is not None:
+            self._db.execute(
+                "UPDATE connector_state SET is_taken = 1, expires_on = :until WHERE hash = :hash",
+                {"hash": hash_, "until": until_ms},
+            )
         return (
             ConnectorStateRecord(**{name: row[name] for name in ConnectorStateRecord.__struct_fields__})
             if row
             else None
         )
+
+    def end_state(self, hash_: bytes) -> bool:
+        """Remove a state; False: it has ended."""
+        row = self._db.execute("DELETE FROM connector_state WHERE hash = :hash RETURNING key", {"hash": hash_}).one()
+        return row is not None
 
     def forget_states(self, device: DeviceKey) -> None:
         self._db.execute("DELETE FROM connector_state WHERE device = :device", {"device": device})

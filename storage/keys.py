@@ -1,6 +1,6 @@
 """The types of the integers that must not be mixed up. At run time each of them is a plain int."""
 
-from typing import NewType
+from typing import Final, NewType
 
 DeviceKey = NewType("DeviceKey", int)
 DeviceTypeKey = NewType("DeviceTypeKey", int)
@@ -17,3 +17,6 @@ Ticket = NewType("Ticket", int)
 
 #: A moment: milliseconds since the epoch, UTC.
 Milliseconds = NewType("Milliseconds", int)
+
+#: As the source of an Action: the external cloud of its destination has reported it.
+BY_CLOUD: Final = DeviceKey(0)

@@ -14,7 +14,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from storage.keys import DeviceKey, Milliseconds, Position
+from storage.keys import BY_CLOUD, DeviceKey, Milliseconds, Position
 from storage.log_index import LogIndex, Table
 from storage.messages import COLUMNS, MessageStore, Parameters, limited
 from storage.records import ActionRow, MessageRow
@@ -468,7 +468,7 @@ def _matching(db: StoreConnection, match: FieldMatch) -> Iterator[str]:
     if match.action is not None:
         yield db.json_any_named("data", "actions", "action")
     if match.source is not None:
-        yield "source = :source"
+        yield f"(source = :source OR (source = {BY_CLOUD} AND device = :source))"
 
 
 def _position(row: MessageRow | ActionRow) -> Position:

@@ -26,6 +26,7 @@ STORE_KEY: Final = SealedColumn("store_key", "sealed", "key")
 SEALED_COLUMNS: Final = (
     SealedColumn("application", "secret", "key"),
     SealedColumn("connector", "terms", "device_type"),
+    SealedColumn("connector_job", "requests", "key"),
     SealedColumn("connector_link", "sealed", "device"),
     SealedColumn("connector_state", "sealed", "key"),
     SealedColumn("device_token", "sealed", "device"),

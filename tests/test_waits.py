@@ -69,7 +69,6 @@ PLACES: Final[Mapping[str, tuple[str, ...]]] = {
         "NotificationSender.flush _failing",
         "NotificationSender.flush _settled",
         "ProgressFeed._tell _waiting",
-        "Problems.save _unsaved",
         "Projector._write _unwritten",
         "TypesElsewhere._read _changed",
         "RuleInvalidator.step _all_wait",
@@ -77,6 +76,7 @@ PLACES: Final[Mapping[str, tuple[str, ...]]] = {
         "Training.check _is_stale",
     ),
     "Takes out what the task itself put in, by its own key or identity": (
+        "Turns._end_again _left",
         "RegisteredDevice._begin_observing _observed",
         "DeviceActions._session _changed",
         "Following._store_ends _ended",
@@ -85,7 +85,6 @@ PLACES: Final[Mapping[str, tuple[str, ...]]] = {
         "Leaving.delete _waiting",
         "Lwm2mEndpoint.ask _exchanges",
         "NotificationSender._retry _under_way",
-        "ProviderAuth.finish _attempts",
         "RequestQueue._send_in_turn _hosts",
         "WebSocket._send _offered",
         "_Places.one _limiters",

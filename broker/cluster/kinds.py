@@ -23,6 +23,7 @@ from broker.facts import (
     GrantsChanged,
     ManagementConfigured,
     PlanApproved,
+    ProviderAuthRemoved,
     RuleReported,
     SessionsEnded,
     SharesChanged,
@@ -53,6 +54,10 @@ def _tier(tx: Transaction, key: DeviceKey) -> TierRecord | None:
 
 def _management(tx: Transaction, key: DeviceTypeKey) -> ManagementRecord | None:
     return tx.device_management.management(key)
+
+
+def _problems(tx: Transaction, key: DeviceTypeKey) -> str:
+    return tx.connectors.problems_of(key)
 
 
 def _task(tx: Transaction, key: int) -> TaskRecord | None:
@@ -140,6 +145,8 @@ PROVISIONED: Final = event("provisioned", Provisioned, is_fencing=True)
 CONNECTION_REPLACED: Final = event("connection replaced", ConnectionReplaced, is_fencing=True)
 #: Of several nodes: for the events of all.
 AVAILABILITY: Final = event("availability", Availability)
+#: The failures of a type's connector.
+CONNECTOR_PROBLEMS: Final = state("connector problems", _problems)
 #: The configuration of device management of a type.
 MANAGEMENT: Final = state("management", _management)
 #: A task was made, or cancelled.
@@ -186,6 +193,7 @@ FACTS: Final[dict[type[Fact], NewsKind[Any, None]]] = {
         of_fact(GrantsChanged, is_fencing=True),
         of_fact(ManagementConfigured, is_state=True),
         of_fact(PlanApproved, is_state=True),
+        of_fact(ProviderAuthRemoved),
         of_fact(RuleReported),
         of_fact(SessionsEnded, is_fencing=True, is_state=True),
         of_fact(SharesChanged, is_fencing=True, is_state=True),

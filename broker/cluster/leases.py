@@ -165,6 +165,8 @@ class Leases:
         """`are_held`: from the beginning on; else each is gained by itself."""
         self._deadline = deadline or Deadline()
         self._of = {name: Lease(name, self._deadline, is_held=are_held) for name in LeaseName}
+        #: For what each of several nodes does: while this one may act at all.
+        self.here = Lease(LeaseName.CONNECTORS, self._deadline)
 
     def of(self, name: LeaseName) -> Lease:
         return self._of[name]

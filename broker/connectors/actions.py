@@ -6,7 +6,7 @@ An Action for a device without a link is dropped (reference 9.1).
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -16,6 +16,7 @@ import trio
 from msgspec.structs import replace
 
 from broker.clock import Clock
+from broker.cluster.leases import Lease
 from broker.connectors.calls import CALL_FAILURES, Calls
 from broker.connectors.catalog import Catalog, Connector
 from broker.connectors.intake import Intake
@@ -26,13 +27,20 @@ from broker.connectors.sending import PendingAction, WaitedTooLongError
 from broker.devices.inventory import device_fact
 from broker.devices.registry import Devices
 from broker.errors import DeviceNotFound
-from broker.facts import ActionStored, DeviceActionDelivered, DeviceActionFact, DeviceActionFailed, FactPhase, Router
+from broker.facts import (
+    ActionStored,
+    DeviceActionDelivered,
+    DeviceActionFact,
+    DeviceActionFailed,
+    Fact,
+    FactPhase,
+    Router,
+)
 from broker.limits.quotas import Quotas, ReservedRequest
 from broker.loops import Loop
 from config.limits import CONNECTOR_WAITING
 from storage.database import Database
 from storage.keys import DeviceKey, Position
-from storage.leases import Holder
 from storage.outages import Outage
 from storage.sql import StoreDamagedError, StoreError
 
@@ -48,9 +56,10 @@ class Actions:
     """`mid` gives the public id of a position. `quotas` charges the deliveries; None: nothing is charged."""
 
     _database: Database
-    _lease: Holder
+    _lease: Lease
     _clock: Clock
     _router: Router
+    _publish: Callable[[Fact], Awaitable[None]]  # on all nodes
     _devices: Devices
     _catalog: Catalog
     _links: ConnectorLinks
@@ -75,9 +84,14 @@ class Actions:
         if connector is None:
             self._release_request(fact.destination)
             return
+        if not self._lease.is_held:  # the node that has it takes the Action, from the log if need be
+            self._release_request(fact.destination)
+            return
         self._last = max(self._last, fact.action.position)
         if not fact.is_sent:
             return
+        if not fact.is_own and self._quotas is not None and (device := self._devices.get_nowait(fact.destination)):
+            self._quotas.reserve_request(device)
         if self._may_go(fact):
             self._offer(connector, fact.action.position, fact.destination, fact.action.data)
         else:
@@ -155,7 +169,7 @@ class Actions:
             device = await self._devices.get(sending.device)
             kind: type[DeviceActionFact] = DeviceActionFailed if has_failed else DeviceActionDelivered
             fact = device_fact(kind, device.record, device.type.record, None, self._clock.now_ms())
-            self._router.publish(replace(fact, mid=self._mid(position)))
+            await self._publish(replace(fact, mid=self._mid(position)))
 
     async def _link_for(self, device: DeviceKey) -> tuple[ConnectorLink | None, str | None]:
         """The link that authorizes requests for a device, and the device's external id when it is a sub-device."""
@@ -190,6 +204,12 @@ class Actions:
                     self._quotas.reserve_request(device)
                 self._offer(connector, position, key, data)
         self._has_resumed = True
+
+    def forget(self) -> None:
+        """Another node sends from now on."""
+        self._unsent.clear()
+        self._waiting.clear()
+        self._has_resumed = False
 
     async def save_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         await self.resume()

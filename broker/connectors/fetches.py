@@ -1,9 +1,11 @@
 """Fetches data from third parties: periodically for each linked device, and when a notification asks for it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
+import msgspec
 import structlog
 import trio
 
@@ -19,13 +21,17 @@ from broker.connectors.problems import Doing, Problems
 from broker.devices.registry import Devices
 from broker.errors import DeviceNotFound, StorageUnavailable
 from broker.loops import Loop, Wakeup
-from storage.database import Database
-from storage.keys import DeviceKey
+from broker.secrets import Vault
+from config.limits import CONNECTOR_WAITING
+from storage.connectors import ConnectorJobRecord
+from storage.database import Database, Transaction
+from storage.keys import DeviceKey, DeviceTypeKey
 from storage.leases import Holder
 from storage.outages import Outage
 from storage.sql import StoreError
 
 _LOOK_SECONDS: Final = 5.0
+_KEEP_SECONDS: Final = 10.0
 _log = structlog.get_logger(__name__)
 
 
@@ -42,11 +48,16 @@ class Fetches:
     _lanes: Lanes
     _problems: Problems
     _pull_minutes: int
+    _vault: Vault
+    _wakeup: Wakeup
+    _jobs: Wakeup
+    _is_shared: bool  # several nodes hear notifications, and one asks third parties
 
     def __post_init__(self) -> None:
         self._outage = Outage("connector_fetch_not_stored")
         self._waiting: set[DeviceKey] = set()
-        self._wakeup = Wakeup()
+        self._pulling: set[DeviceKey] = set()  # their pulls were claimed, and have not ended
+        self._taken: set[int] = set()  # jobs that are in the lanes
         self._has_more = False  # the last look used all the room in the lanes, so more pulls may be due
         self.failed = 0
 
@@ -71,6 +82,7 @@ class Fetches:
             claimed = await self._claimed(connector, room) if room else []
             self._has_more = self._has_more or len(claimed) == room
             for device in claimed:
+                self._pulling.add(device)
                 self.offer(connector, device)
 
     async def _claimed(self, connector: Connector, limit: int) -> list[DeviceKey]:
@@ -88,6 +100,52 @@ class Fetches:
             ),
         )
 
+    async def ask(self, connector: Connector, device: DeviceKey, requests: Sequence[Request] | None = None) -> bool:
+        """As `offer`, of whatever node: what is asked is stored on return. Raises StoreError."""
+        if not self._is_shared:
+            return self.offer(connector, device, requests)
+        sealed = None if requests is None else self._vault.seal(_encode(requests).decode())
+        job = ConnectorJobRecord(0, connector.type.key, device, sealed, self._clock.now_ms())
+        taken = await self._database.write(lambda tx: tx.connectors.add_job(job, at_most=CONNECTOR_WAITING))
+        self._jobs.set()
+        return taken
+
+    async def take_jobs_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        loop = Loop(
+            self.take_jobs, every=_LOOK_SECONDS, at_once=True, wakeup=self._jobs, failure="connector_jobs_not_read"
+        )
+        await loop.run(task_status=task_status)
+
+    async def take_jobs(self) -> None:
+        """Put the jobs into the lanes, as many as there is room for. Raises StoreError."""
+        for connector in self._catalog.all():
+            type_key = connector.type.key
+            for job in await self._database.read(partial(_jobs_of, type_key)):
+                if job.key not in self._taken:
+                    self._taken.add(job.key)
+                    if not self._lanes.offer(type_key, job.device, partial(self._do, connector, job)):
+                        self._taken.discard(job.key)
+                        break
+
+    async def _do(self, connector: Connector, job: ConnectorJobRecord) -> None:
+        requests = None if job.requests is None else _decode(self._vault.open(job.requests))
+        await self._fetch(connector, job.device, requests, job.key)
+        await self._database.write_own(self._lease, lambda tx: tx.connectors.end_job(job.key))
+        self._taken.discard(job.key)
+        self._jobs.set()  # there is room for another one
+
+    def forget(self) -> None:
+        """Another node asks from now on."""
+        self._waiting.clear()
+        self._pulling.clear()
+        self._taken.clear()
+
+    async def save(self) -> None:
+        """Pulls that have not ended are due again: another node begins. Raises StoreError."""
+        if pulling := tuple(self._pulling):
+            now_ms = self._clock.now_ms()
+            await self._database.write_own(self._lease, lambda tx: tx.connectors.fetch_at(pulling, now_ms))
+
     def offer(self, connector: Connector, device: DeviceKey, requests: Sequence[Request] | None = None) -> bool:
         """Queue a fetch; False when there is no room for it.
 
@@ -97,12 +155,19 @@ class Fetches:
             if device in self._waiting:
                 return True
             self._waiting.add(device)
-        taken = self._lanes.offer(connector.type.key, device, lambda: self._fetch(connector, device, requests))
+        taken = self._lanes.offer(connector.type.key, device, partial(self._begin, connector, device, requests))
         if not taken and requests is None:
             self._waiting.discard(device)
         return taken
 
-    async def _fetch(self, connector: Connector, device: DeviceKey, requests: Sequence[Request] | None) -> None:
+    async def _begin(self, connector: Connector, device: DeviceKey, requests: Sequence[Request] | None) -> None:
+        await self._fetch(connector, device, requests)
+        if requests is None:
+            self._pulling.discard(device)
+
+    async def _fetch(
+        self, connector: Connector, device: DeviceKey, requests: Sequence[Request] | None, job: int | None = None
+    ) -> None:
         if requests is None:
             self._waiting.discard(device)
         try:
@@ -112,8 +177,11 @@ class Fetches:
             if requests is None:
                 since = (await self._intake.progress(link)).since(self._clock.now_ms())
                 requests = await connector.hooks.fetch(link.device(since=since))
-            for request in requests:
-                await self._ask(connector, link, request)
+            for number, request in enumerate(requests, start=1):
+                then = (
+                    None if job is None else partial(_leave, job, self._vault.seal(_encode(requests[number:]).decode()))
+                )
+                await self._ask(connector, link, request, then)
             self._problems.note_success(connector.type.key, device, Doing.FETCH)
             self._outage.succeeded()
         except (StorageUnavailable, StoreError) as error:
@@ -139,10 +207,18 @@ class Fetches:
             return None
         return await self._links.of_device(device)
 
-    async def _ask(self, connector: Connector, link: ConnectorLink, request: Request) -> None:
+    async def _ask(
+        self, connector: Connector, link: ConnectorLink, request: Request, then: Callable[[Transaction], None] | None
+    ) -> None:
         asked_on = self._clock.now_ms()
         response = await self._calls.send(connector, link, request, Phase.FETCH)
-        await self.keep(link, await connector.hooks.fetched(link.device(), request, response), asked_on=asked_on)
+        outcome = await connector.hooks.fetched(link.device(), request, response)
+        # The lease goes to another node behind this, so that this one does not store what that one stores, too.
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + _KEEP_SECONDS):
+            await self.keep(link, outcome, asked_on=asked_on)
+            if then is not None:
+                await self._database.write_own(self._lease, then)
+        await trio.lowlevel.checkpoint_if_cancelled()
 
     async def keep(self, link: ConnectorLink, outcome: HookOutcome, *, asked_on: int) -> None:
         """Store a hook's records, then the texts to remember. `asked_on`, in ms: the answer has what was there then.
@@ -159,3 +235,16 @@ class Fetches:
                 raise LinkEndedError
             await self._intake.store(current, outcome.records, asked_on=asked_on)
         await self._links.note(link, outcome)
+
+
+_encode: Final = msgspec.json.Encoder().encode
+_decode: Final = msgspec.json.Decoder(tuple[Request, ...]).decode
+
+
+def _jobs_of(device_type: DeviceTypeKey, tx: Transaction) -> list[ConnectorJobRecord]:
+    return tx.connectors.jobs(device_type, limit=CONNECTOR_WAITING)
+
+
+def _leave(job: int, requests: bytes, tx: Transaction) -> None:
+    """These requests of a job are left."""
+    tx.connectors.set_job(job, requests)

@@ -23,7 +23,6 @@ from broker.limits.refusals import PlanLimitsNotSet
 from broker.messages.ingest import Ingest
 from config.limits import MAX_DATA_BYTES
 from storage.database import Database
-from storage.leases import Holder
 from storage.sql import StoreError
 
 _AT_ONCE: Final = 100  # records that are submitted before other tasks get their turn
@@ -33,7 +32,6 @@ _log = structlog.get_logger(__name__)
 @dataclass(eq=False)
 class Intake:
     _database: Database
-    _lease: Holder
     _clock: Clock
     _devices: Devices
     _sub_devices: SubDevices
@@ -89,7 +87,7 @@ class Intake:
     async def _written(self, link: ConnectorLink, answer: "_Answer", *, has_series: bool) -> None:
         if has_series:
             now_ms, text = self._clock.now_ms(), answer.progress.text()
-            await self._database.write_own(self._lease, lambda tx: write_progress(tx, link.record, text, now_ms=now_ms))
+            await self._database.write(lambda tx: write_progress(tx, link.record, text, now_ms=now_ms))
         else:
             await self._ingest.wait_committed()
 

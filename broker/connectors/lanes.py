@@ -73,7 +73,7 @@ class Lanes:
                 queue.popleft()
                 lane.waiting -= 1
         finally:
-            del lane.devices[device]
+            del lane.devices[device]  # of a lane that may have ended
 
     async def run_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         async with trio.open_nursery() as nursery:
@@ -83,6 +83,7 @@ class Lanes:
                 await trio.sleep_forever()
             finally:
                 self._nursery = None
+                self._types.clear()
 
     async def _isolated(self, job: Job) -> float | None:
         try:

@@ -1,18 +1,19 @@
 """Links: a device and its user's authorization at the third party, encrypted in the store."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from typing import Final
-from weakref import WeakValueDictionary
 
 import msgspec
-import trio
 from cryptography.fernet import InvalidToken
 
 from broker.clock import Clock
+from broker.cluster.facts import FactLog
 from broker.cluster.kinds import DEVICE, publish
 from broker.connectors.hooks import HookOutcome
 from broker.connectors.plugin import AccessToken, LinkedDevice
+from broker.connectors.turns import Turns
 from broker.device_types.catalog import DeviceTypes
 from broker.devices.inventory import device_fact
 from broker.devices.registry import Device
@@ -57,22 +58,25 @@ class ConnectorLink:
         )
 
 
-@dataclass(slots=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class ConnectorLinks:
     _database: Database
     _vault: Vault
     _clock: Clock
     _types: DeviceTypes
-    _contents: WeakValueDictionary[DeviceKey, trio.Lock] = field(default_factory=WeakValueDictionary, init=False)
-    _standing: WeakValueDictionary[DeviceKey, trio.Lock] = field(default_factory=WeakValueDictionary, init=False)
+    _peers: FactLog | None = None
 
-    def lock(self, device: DeviceKey) -> trio.Lock:
-        """The lock for reading and changing the contents of a device's link, also over a renewal of its token."""
-        return _lock_in(self._contents, device)
+    def __post_init__(self) -> None:
+        #: Of each device: for reading and changing the contents of its link, also over a renewal of its token; and for
+        #: storing its readings, and beginning or ending its link.
+        self.contents = Turns("contents", self._database, self._peers)
+        self.standings = Turns("standing", self._database, self._peers)
 
-    def standing(self, device: DeviceKey) -> trio.Lock:
-        """The lock for storing readings of a device, and for beginning or ending its link."""
-        return _lock_in(self._standing, device)
+    def lock(self, device: DeviceKey) -> AbstractAsyncContextManager[None]:
+        return self.contents.of(device)
+
+    def standing(self, device: DeviceKey) -> AbstractAsyncContextManager[None]:
+        return self.standings.of(device)
 
     async def of_device(self, device: DeviceKey) -> ConnectorLink | None:
         record = await self._database.read(lambda tx: tx.connectors.link(device))
@@ -115,16 +119,19 @@ class ConnectorLinks:
         )
         return ConnectorLink(record, contents, is_new=True)
 
-    async def begin(self, link: ConnectorLink, *, application_id: str | None) -> bool:
+    async def begin(self, link: ConnectorLink, state: bytes, *, application_id: str | None) -> bool | None:
         """Store a link that is whole: it replaces the former one, and device and sub-devices are authorized.
 
+        `state` is the hash of the authorization's state. None: it has ended, because the authorization was revoked.
         False: the device was deleted, or has another owner. The caller holds `standing`.
         """
+        is_revoked = False
         about, contents = link.record, link.contents
 
         def work(tx: Transaction) -> list[DeviceRecord] | None:
-            device = tx.devices.device(about.device)
-            if device is None or device.owner != about.owner:
+            nonlocal is_revoked
+            device, is_revoked = tx.devices.device(about.device), not tx.connectors.end_state(state)
+            if is_revoked or device is None or device.owner != about.owner:
                 return None
             former = tx.connectors.link(about.device)
             tx.connectors.put_link(
@@ -139,7 +146,8 @@ class ConnectorLinks:
             note(tx, AuditEvent.LINK_BEGUN, f"device {about.device_id}", now_ms=self._clock.now_ms())
             return _set_authorization(tx, about.device, _AUTHORIZED)
 
-        return await self._change(about, work, application_id) is not None
+        is_begun = await self._change(about, work, application_id) is not None
+        return is_begun if is_begun or not is_revoked else None
 
     async def note(self, link: ConnectorLink, outcome: HookOutcome) -> None:
         """Store what a hook asked to remember, unless the link was ended or replaced."""
@@ -202,13 +210,6 @@ class ConnectorLinks:
     @staticmethod
     def _hash_of(contents: Contents) -> bytes | None:
         return None if contents.account is None else token_hash(contents.account)
-
-
-def _lock_in(locks: WeakValueDictionary[DeviceKey, trio.Lock], device: DeviceKey) -> trio.Lock:
-    if (known := locks.get(device)) is not None:
-        return known
-    lock = locks[device] = trio.Lock()
-    return lock
 
 
 def _noted(contents: Contents, outcome: HookOutcome) -> Contents:

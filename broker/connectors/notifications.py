@@ -89,7 +89,7 @@ class Notifications:
         except LinkEndedError as error:  # the third party tries again, and finds the new link or none
             raise ConnectorUnavailable from error
         device = link.record.device
-        taken = not notified.requests or self._fetches.offer(connector, device, notified.requests)
-        taken = (not notified.fetch or self._fetches.offer(connector, device)) and taken
+        taken = not notified.requests or await self._fetches.ask(connector, device, notified.requests)
+        taken = (not notified.fetch or await self._fetches.ask(connector, device)) and taken
         if not taken:
             raise ConnectorUnavailable

@@ -4,12 +4,16 @@ Kept in memory, and written within seconds of a change, so that a restart forget
 problem ends with the next call of its kind that succeeds, with the device's link, or after a week.
 """
 
+from collections.abc import Mapping
 from enum import StrEnum
+from functools import partial
 from typing import Final
 
 import msgspec
 
 from broker.clock import Clock
+from broker.cluster import kinds
+from broker.cluster.news import News
 from broker.connectors.calls import LinkEndedError
 from broker.connectors.hooks import AnswerNotReadError, PluginFailedError
 from broker.connectors.oauth import AuthorizationRefusedError, OperatorFaultError, TokenRevokedError
@@ -17,9 +21,8 @@ from broker.connectors.port import ThirdPartyUnreachableError
 from broker.connectors.sending import WaitedTooLongError
 from broker.errors import DeviceNotFound, StorageUnavailable, TryLater
 from config.limits import CONNECTOR_PROBLEMS
-from storage.database import Database
+from storage.database import Database, Transaction
 from storage.keys import DeviceKey, DeviceTypeKey
-from storage.leases import Holder
 from storage.sql import StoreError
 
 KEPT_MS: Final = 7 * 86_400_000
@@ -52,17 +55,22 @@ _decode = msgspec.json.Decoder(list[Problem]).decode
 
 
 class Problems:
-    def __init__(self, database: Database, lease: Holder, clock: Clock) -> None:
+    def __init__(self, database: Database, news: News, clock: Clock) -> None:
         self._database = database
-        self._lease = lease
         self._clock = clock
         self._known: dict[DeviceTypeKey, dict[tuple[DeviceKey, Doing], Problem]] = {}
-        self._unsaved: set[DeviceTypeKey] = set()
+        #: By type and kind what this node has noted; None: it has ended.
+        self._unsaved: dict[DeviceTypeKey, dict[tuple[DeviceKey, Doing], Problem | None]] = {}
+        news.listen(kinds.CONNECTOR_PROBLEMS, self._heard)
 
     async def load(self) -> None:
         """Read what the last run has left. Raises StoreError."""
         for type_key, text in await self._database.read(lambda tx: tx.connectors.problems()):
-            self._known[type_key] = {(one.device, one.doing): one for one in _decode(text)}
+            self._known[type_key] = _by_kind(text)
+
+    def _heard(self, type_: DeviceTypeKey, text: str) -> None:
+        """A node has stored what it has noted."""
+        self._known[type_] = _applied(_by_kind(text), self._unsaved.get(type_, {}))
 
     def note(self, type_: DeviceTypeKey, device: DeviceKey, doing: Doing, sentence: str) -> None:
         """A call failed. The problem of its kind that was seen longest ago makes room for a new one.
@@ -72,11 +80,12 @@ class Problems:
         known, now_ms = self._known.setdefault(type_, {}), self._clock.now_ms()
         former = known.pop((device, doing), None)  # the latest stand at the end
         first_on, times = (now_ms, 0) if former is None else (former.first_on, former.times)
-        known[device, doing] = Problem(device, doing, sentence[:_SENTENCE_CHARACTERS], first_on, now_ms, times + 1)
-        same = [key for key in known if key[1] is doing]
-        if len(same) > CONNECTOR_PROBLEMS:
-            del known[same[0]]
-        self._unsaved.add(type_)
+        problem = Problem(device, doing, sentence[:_SENTENCE_CHARACTERS], first_on, now_ms, times + 1)
+        known[device, doing] = problem
+        _trim(known, doing)
+        unsaved = self._unsaved.setdefault(type_, {})
+        unsaved.pop((device, doing), None)  # as above
+        unsaved[device, doing] = problem
 
     def note_error(self, type_: DeviceTypeKey, device: DeviceKey, doing: Doing, error: Exception) -> None:
         """Note the error that a call raised; errors that are no fault of the connector are ignored."""
@@ -85,7 +94,7 @@ class Problems:
 
     def note_success(self, type_: DeviceTypeKey, device: DeviceKey, doing: Doing) -> None:
         if (known := self._known.get(type_)) and known.pop((device, doing), None) is not None:
-            self._unsaved.add(type_)
+            self._unsaved.setdefault(type_, {})[device, doing] = None
 
     def forget(self, device: DeviceKey) -> None:
         """Forget the failures of a device: its link was replaced or ended, or the device is deleted."""
@@ -100,15 +109,48 @@ class Problems:
 
     async def save(self) -> None:
         """Write what has changed. Raises StoreError."""
-        unsaved, self._unsaved = self._unsaved, set()
-        texts = {type_: msgspec.json.encode(self.of(type_)[::-1]).decode() for type_ in unsaved}
-        if not texts:
+        unsaved, self._unsaved = self._unsaved, {}
+        if not unsaved:
             return
+        since_ms = self._clock.now_ms() - KEPT_MS
         try:
-            await self._database.write_own(self._lease, lambda tx: tx.connectors.put_problems(texts))
+            await self._database.write(partial(_store, unsaved, since_ms))
         except StoreError:
-            self._unsaved |= unsaved
+            for type_, noted in unsaved.items():
+                self._unsaved[type_] = noted | self._unsaved.get(type_, {})
             raise
+
+
+_Noted = Mapping[tuple[DeviceKey, Doing], Problem | None]
+
+
+def _store(unsaved: Mapping[DeviceTypeKey, _Noted], since_ms: int, tx: Transaction) -> None:
+    """Other nodes may have stored what they have noted."""
+    texts = {}
+    for type_, noted in unsaved.items():
+        known = _applied(_by_kind(tx.connectors.problems_of(type_)), noted)
+        texts[type_] = msgspec.json.encode([one for one in known.values() if one.last_on >= since_ms]).decode()
+        tx.tell(kinds.CONNECTOR_PROBLEMS, type_)
+    tx.connectors.put_problems(texts)
+
+
+def _applied(known: dict[tuple[DeviceKey, Doing], Problem], noted: _Noted) -> dict[tuple[DeviceKey, Doing], Problem]:
+    for kind, problem in noted.items():
+        known.pop(kind, None)
+        if problem is not None:
+            known[kind] = problem
+            _trim(known, problem.doing)
+    return known
+
+
+def _trim(known: dict[tuple[DeviceKey, Doing], Problem], doing: Doing) -> None:
+    same = [key for key in known if key[1] is doing]
+    if len(same) > CONNECTOR_PROBLEMS:
+        del known[same[0]]
+
+
+def _by_kind(text: str) -> dict[tuple[DeviceKey, Doing], Problem]:
+    return {(one.device, one.doing): one for one in _decode(text)}
 
 
 def sentence_of(error: Exception) -> str | None:

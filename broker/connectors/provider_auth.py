@@ -1,8 +1,9 @@
 """Links devices with their users' accounts at the third party, and ends these links (reference 23)."""
 
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -21,15 +22,16 @@ from broker.connectors.port import ThirdPartyUnreachableError
 from broker.connectors.problems import NO_DEVICE, Doing, Problems
 from broker.devices.registry import Device, Devices
 from broker.errors import DeviceNotFound, DomainError, TryLater, ValidationFailed, invalid
-from broker.facts import ProviderAuthRemoved, Router
+from broker.facts import Fact, ProviderAuthRemoved
 from broker.secrets import Vault, token_hash
 from config.limits import CONNECTOR_SECONDS, CONNECTOR_STATE_SECONDS, CONNECTOR_STATES
 from storage.database import Database, Transaction
-from storage.keys import DeviceKey
 from storage.records import ConnectorLinkRecord, ConnectorStateRecord
 
 _REFERER_CHARACTERS: Final = 2_000
 _CLEANED_AT_ONCE: Final = 100
+#: So long an authorization may take to finish, for which a state is kept.
+_FINISH_MS: Final = 10 * CONNECTOR_SECONDS * 1000
 #: The error codes of RFC 6749, 4.1.2.1. No other text of the third party is passed on in the browser's address.
 _ERRORS: Final = frozenset(
     {
@@ -52,25 +54,17 @@ class ThirdPartyFailed(DomainError):
     template = "Bad Gateway"
 
 
-class _Attempt:
-    """An authorization that is being finished, and the devices whose authorization was revoked during it."""
-
-    def __init__(self) -> None:
-        self.revoked: set[DeviceKey] = set()
-
-
 @dataclass(slots=True, eq=False, repr=False)
 class ProviderAuth:
     _database: Database
     _vault: Vault
     _clock: Clock
-    _router: Router
+    _publish: Callable[[Fact], Awaitable[None]]  # on all nodes
     _devices: Devices
     _catalog: Catalog
     _links: ConnectorLinks
     _calls: Calls
     _problems: Problems
-    _attempts: set[_Attempt] = field(default_factory=set, init=False)
 
     async def holder(self, device: Device) -> Device:
         """The device whose link authorizes requests for this one: itself, or the one whose sub-device it is."""
@@ -134,14 +128,6 @@ class ProviderAuth:
 
         Raises ValidationFailed: the state is unknown, used, expired, or another type's.
         """
-        attempt = _Attempt()
-        self._attempts.add(attempt)
-        try:
-            return await self._finish(attempt, device_type, parameters)
-        finally:
-            self._attempts.discard(attempt)
-
-    async def _finish(self, attempt: _Attempt, device_type: str, parameters: Mapping[str, str]) -> str:
         state = await self._taken_state(parameters.get("state", ""))
         device = await self._device_of(state, device_type)
         connector = self._catalog.of_type(device.type)
@@ -151,7 +137,7 @@ class ProviderAuth:
             return with_parameters(state.referer, [("error", error)])
         try:
             granted = await self._granted(connector, device, state, parameters)
-            await self._link(attempt, connector, device, granted, state.application)
+            await self._link(state, connector, device, granted)
         except CALL_FAILURES as failure:
             if isinstance(failure, OperatorFaultError):
                 self._calls.note_operator_fault(connector, failure)
@@ -165,8 +151,9 @@ class ProviderAuth:
 
     async def _taken_state(self, state: str) -> ConnectorStateRecord:
         hashed = token_hash(state)
-        taken = await self._database.write(lambda tx: tx.connectors.take_state(hashed)) if state else None
-        if taken is None or taken.expires_on <= self._clock.now_ms():
+        now_ms = self._clock.now_ms()
+        taken = await self._database.write(partial(_take_state, hashed, now_ms)) if state else None
+        if taken is None or taken.expires_on <= now_ms:
             raise ValidationFailed.of("state", invalid("is unknown, was used, or has expired"))
         return taken
 
@@ -191,11 +178,10 @@ class ProviderAuth:
 
     async def _link(
         self,
-        attempt: _Attempt,
+        state: ConnectorStateRecord,
         connector: Connector,
         device: Device,
         granted: Granted,
-        application_id: str | None,
     ) -> None:
         """Subscribe, and only then store the credentials and mark the device as authorized, in one transaction.
 
@@ -204,11 +190,11 @@ class ProviderAuth:
         link = await self._links.new(device, Contents(token=granted.token, account=granted.account))
         await self._subscribe(connector, link)
         async with self._links.standing(device.key):
-            is_revoked = device.key in attempt.revoked
-            if not is_revoked and await self._links.begin(link, application_id=application_id):
-                return
+            is_begun = await self._links.begin(link, state.hash, application_id=state.application)
+        if is_begun:
+            return
         await self._unsubscribe(connector, link)
-        if is_revoked:
+        if is_begun is None:
             raise AuthorizationRefusedError("access_denied", "the authorization was revoked during the sign-in")
         raise AuthorizationRefusedError("server_error", "the device was deleted during the sign-in")
 
@@ -227,14 +213,12 @@ class ProviderAuth:
         Raises Conflict: the type has no connector.
         """
         self._catalog.check(device.type)
-        await self._database.write(lambda tx: tx.connectors.forget_states(device.key))
         async with self._links.standing(device.key):  # a link that is being stored is whole first, and ends then
-            for attempt in self._attempts:
-                attempt.revoked.add(device.key)
+            await self._database.write(lambda tx: tx.connectors.forget_states(device.key))
             record = await self._database.read(lambda tx: tx.connectors.link(device.key))
         if record is not None:
             await self._end(record, application_id)
-        self._router.publish(ProviderAuthRemoved(device.key))
+        await self._publish(ProviderAuthRemoved(device.key))
 
     async def clean_up(self) -> None:
         """End the links of deleted devices."""
@@ -257,6 +241,10 @@ class ProviderAuth:
                     await connector.hooks.unsubscribed(link.device(), request, response)
             except CALL_FAILURES as error:
                 _log.warning("connector_unsubscribe_failed", device=link.record.device_id, reason=str(error))
+
+
+def _take_state(state: bytes, now_ms: int, tx: Transaction) -> ConnectorStateRecord | None:
+    return tx.connectors.take_state(state, until_ms=now_ms + _FINISH_MS)
 
 
 def _is_of_application(tx: Transaction, caller: Caller, referer: str) -> bool:

@@ -18,7 +18,7 @@ async def open_connectors(
     messages: MessagesRoom,
     third_party: ThirdParty | None,
 ) -> Connectors:
-    """Open cloud connectors. Without a `third_party` they rest: nothing is fetched and no Action is sent."""
+    """Open cloud connectors. Without a `third_party`, nothing is fetched and no Action is sent."""
     connectors = Connectors(core, device_types.catalog, devices, limits, messages.ingest, third_party)
     await connectors.catalog.reload()
     await connectors.problems.load()
@@ -30,6 +30,8 @@ async def open_connectors(
             connectors.run_forever,
             lease=core.leases.of(LeaseName.CONNECTORS),
             save=connectors.save,
+            forget=connectors.forget,
             statistics=connectors.statistics,
         )
+        core.life.worker("connectors here", connectors.run_here_forever, save=connectors.problems.save)
     return connectors

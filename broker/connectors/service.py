@@ -9,6 +9,7 @@ import structlog
 import trio
 
 from broker.accounts.tokens import Caller
+from broker.cluster.kinds import publish
 from broker.cluster.leases import LeaseName
 from broker.connectors.actions import Actions
 from broker.connectors.calls import CallBudget, Calls
@@ -29,7 +30,7 @@ from broker.device_types.catalog import DeviceType, DeviceTypes
 from broker.devices.registry import Device
 from broker.devices.room import DevicesRoom
 from broker.errors import DeviceNotFound
-from broker.facts import DeviceDeleted, FactPhase, ProviderAuthRemoved
+from broker.facts import DeviceDeleted, Fact, FactPhase, ProviderAuthRemoved
 from broker.limits.room import LimitsRoom
 from broker.loops import Loop, Wakeup
 from broker.messages.ingest import Ingest
@@ -37,6 +38,7 @@ from storage.keys import DeviceKey
 
 _CLEAN_SECONDS: Final = 60.0
 _SAVE_SECONDS: Final = 5.0
+_JOB_MS: Final = 86_400_000
 UNUSABLE: Final = "The connector's plug-in cannot be used; the log of the operator has the reason."
 _log = structlog.get_logger(__name__)
 
@@ -90,12 +92,11 @@ class Connectors:
         self._fetch_lanes, self._action_lanes = Lanes(), Lanes()
         self._database, self._devices = database, devices
         lease = core.leases.of(LeaseName.CONNECTORS)
-        self.problems = Problems(database, lease, clock)
-        links = ConnectorLinks(database, vault, clock, device_types)
+        self._core = core
+        self.problems = Problems(database, core.news, clock)
+        self.links = links = ConnectorLinks(database, vault, clock, device_types, core.peers)
         self._calls = Calls(links, devices, CallBudget(limits.meters), quotas, clock, third_party)
-        self._intake = Intake(
-            database, lease, clock, devices, SubDevices(database, devices, of_devices.inventory), ingest
-        )
+        self._intake = Intake(database, clock, devices, SubDevices(database, devices, of_devices.inventory), ingest)
         self.fetches = Fetches(
             database,
             lease,
@@ -108,6 +109,10 @@ class Connectors:
             self._fetch_lanes,
             self.problems,
             core.settings.connectors.pull_minutes,
+            vault,
+            core.knock(LeaseName.CONNECTORS, "connector pulls"),
+            core.knock(LeaseName.CONNECTORS, "connector jobs"),
+            core.peers is not None,
         )
         self._notifications = Notifications(
             clock, device_types, devices, self.catalog, links, self.fetches, self.problems
@@ -117,6 +122,7 @@ class Connectors:
             lease,
             clock,
             router,
+            self._publish,
             devices,
             self.catalog,
             links,
@@ -128,11 +134,18 @@ class Connectors:
             ingest.mid,
         )
         self._provider_auth = ProviderAuth(
-            database, vault, clock, router, devices, self.catalog, links, self._calls, self.problems
+            database, vault, clock, self._publish, devices, self.catalog, links, self._calls, self.problems
         )
         self._orphaned = Wakeup()
         router.subscribe(DeviceDeleted, self._device_deleted, FactPhase.EFFECT)
         router.subscribe(ProviderAuthRemoved, lambda fact: self.problems.forget(fact.device), FactPhase.EFFECT)
+
+    async def _publish(self, fact: Fact) -> None:
+        """Have all nodes hear it. Raises StoreError."""
+        if self._core.peers is None:
+            self._core.router.publish(fact)
+        else:
+            await self._database.write(lambda tx: publish(tx, fact))
 
     def types(self) -> list[DeviceType]:
         """The types that have a connector, by name, unusable plug-ins included."""
@@ -189,6 +202,7 @@ class Connectors:
             await nursery.start(self._action_lanes.run_forever)
             await nursery.start(self._actions.save_forever)
             await nursery.start(self.fetches.pull_forever)
+            await nursery.start(self.fetches.take_jobs_forever)
             nursery.start_soon(
                 Loop(
                     self.clean_up,
@@ -198,19 +212,35 @@ class Connectors:
                     failure="connector_links_not_cleaned",
                 ).run
             )
+            task_status.started()
+
+    async def run_here_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Do what is done on each of several nodes."""
+        async with trio.open_nursery() as nursery:
             nursery.start_soon(
                 Loop(self.problems.save, every=_SAVE_SECONDS, failure="connector_problems_not_saved").run
             )
+            if self._core.peers is not None:
+                nursery.start_soon(self.links.contents.end_again_forever)
+                nursery.start_soon(self.links.standings.end_again_forever)
             task_status.started()
 
     async def clean_up(self) -> None:
-        """End the links of deleted devices. Raises StoreError."""
+        """End the links of deleted devices, and forget old jobs. Raises StoreError."""
         await self._provider_auth.clean_up()
+        if self._core.peers is not None:
+            before_ms = self._core.clock.now_ms() - _JOB_MS
+            await self._database.write(lambda tx: tx.connectors.forget_jobs(before_ms=before_ms))
 
     async def save(self) -> None:
-        """Save the position of the sent Actions, and the failures. Raises StoreError."""
+        """Save the position of the sent Actions, and which pulls are due again. Raises StoreError."""
         await self._actions.save()
-        await self.problems.save()
+        await self.fetches.save()
+
+    def forget(self) -> None:
+        """Another node asks third parties from now on."""
+        self._actions.forget()
+        self.fetches.forget()
 
     def statistics(self) -> ConnectorStatistics:
         return ConnectorStatistics(

@@ -23,7 +23,7 @@ from broker.errors import DeviceNotFound
 from broker.facts import ActionStored, MessagesStored, Router
 from broker.messages.mids import Mids
 from storage.database import Database, Transaction
-from storage.keys import DeviceKey, Position
+from storage.keys import BY_CLOUD, DeviceKey, Position
 from storage.records import ActionRow, MessageRow
 
 _R = TypeVar("_R", MessageRow, ActionRow)
@@ -240,7 +240,9 @@ class LogFollower:
             mv=row.mv,
             data=row.data,
         )
-        return ActionStored(action=action, source=row.source, destination=row.device)
+        is_sent = row.source != BY_CLOUD
+        sender = row.source if is_sent else row.device
+        return ActionStored(action=action, source=sender, destination=row.device, is_sent=is_sent, is_own=False)
 
     def statistics(self) -> FollowerStatistics:
         return FollowerStatistics(self._position, self._rows, self.reads_messages())

@@ -46,7 +46,7 @@ from broker.trace.origin import current_origin
 from config.limits import CLOCK_STEP_MS, MAX_ACTIONS_PER_MESSAGE, MAX_DATA_BYTES
 from storage.database import CommitGroup
 from storage.journal import Journal
-from storage.keys import DeviceKey, Milliseconds, Position, Ticket
+from storage.keys import BY_CLOUD, DeviceKey, Milliseconds, Position, Ticket
 from storage.sql import StoreError
 
 #: When fewer were accepted together, what is left of a batch is submitted one by one: the message behind them was
@@ -362,7 +362,7 @@ class Ingest:
         # As they are now: until the commit, the destination may get another owner.
         mv, owner_id = destination.manifest.version, destination.owner_id
         ticket = self._journal.append_action(
-            device=destination.key, source=source.key, ts=source_ts, cts=cts, mv=mv, data=text
+            device=destination.key, source=source.key if is_sent else BY_CLOUD, ts=source_ts, cts=cts, mv=mv, data=text
         )
         self._actions += 1
         self._senders[source.key] = source

@@ -74,6 +74,8 @@ WHO_HEARS_OF_WHAT = {
     "MQTT session expired": ["DeviceSessions._session_expired"],
     "ManagementConfigured": [],
     "PlanApproved": ["Tiers._plan_approved"],
+    "ProviderAuthRemoved": ["Endings._provider_auth_removed", "Connectors.__init__.<locals>.<lambda>"],
+    "connector problems": ["Problems._heard"],
     "RuleReported": ["Events._rule_reported"],
     "SessionsEnded": ["Console._sessions_ended"],
     "SharesChanged": [

@@ -149,7 +149,7 @@ class OperatorsOverview(Shape):
                 }
             ],
             "freeLeases": [],
-            "apart": ["Cloud connectors rest."],
+            "apart": ["Refused at the start: mqtt.topics = open."],
         },
         "connectors": [],
         "statistics": {"ingest": {"messages": 42}},

@@ -2,7 +2,6 @@
 
 import pytest
 
-from broker.cluster.leases import Lease, LeaseName
 from broker.connectors.calls import CALL_FAILURES, LinkEndedError
 from broker.connectors.hooks import AnswerNotReadError, PluginFailedError
 from broker.connectors.oauth import AuthorizationRefusedError, OperatorFaultError, TokenRevokedError
@@ -24,7 +23,7 @@ LIGHTS, METERS = DeviceTypeKey(1), DeviceTypeKey(2)
 
 @pytest.fixture
 def problems(services: Services) -> Problems:
-    return Problems(services.core.database, Lease(LeaseName.CONNECTORS), services.core.clock)
+    return Problems(services.core.database, services.core.news, services.core.clock)
 
 
 def devices(problems: Problems, type_: DeviceTypeKey = LIGHTS) -> list[int]:
@@ -77,7 +76,7 @@ async def test_problems_are_there_after_a_restart_in_their_order(
     problems.note_success(METERS, NO_DEVICE, Doing.NOTIFICATION)
     await problems.save()
     await problems.save()  # nothing has changed
-    again = Problems(services.core.database, Lease(LeaseName.CONNECTORS), services.core.clock)
+    again = Problems(services.core.database, services.core.news, services.core.clock)
     await again.load()
     assert again.of(LIGHTS) == problems.of(LIGHTS)
     assert devices(again) == [7, 8]
@@ -92,11 +91,11 @@ async def test_what_could_not_be_saved_is_saved_later(
 
     problems.note(LIGHTS, DeviceKey(7), Doing.FETCH, "No answer.")
     with monkeypatch.context() as patched:
-        patched.setattr(services.core.database, "write_own", fail)
+        patched.setattr(services.core.database, "write", fail)
         with pytest.raises(StoreError):
             await problems.save()
     await problems.save()
-    again = Problems(services.core.database, Lease(LeaseName.CONNECTORS), services.core.clock)
+    again = Problems(services.core.database, services.core.news, services.core.clock)
     await again.load()
     assert devices(again) == [7]
 

@@ -203,7 +203,7 @@ async def test_the_overview_has_each_node_that_serves_and_what_nobody_does(
     monkeypatch.setattr(services.core.leases, "nodes", lambda: nodes)
     found = (await ask(api, "GET", "/overview", ada))["node"]
     assert found["freeLeases"] == ["upkeep"]
-    assert "Cloud connectors rest." in found["apart"]
+    assert "Refused at the start: mqtt.topics = open." in found["apart"]
     assert [one["name"] for one in found["nodes"]] == ["a", "b"]
     assert found["nodes"][1] == {
         "name": "b",

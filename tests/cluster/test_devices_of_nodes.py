@@ -1,22 +1,26 @@
-"""Devices of LWM2M register with any of several nodes, and are managed from each (reference 27.25)."""
+"""Devices of LWM2M, and devices in clouds of third parties, at any of several nodes (reference 27.25)."""
 
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import aiocoap
 import httpx
+import psycopg
 import pytest
 import trio
 
 from config.settings import Address
 from tests.cluster.node import PATIENCE_SECONDS, Node, running_nodes
-from tests.daemon import USER_TOKEN, bearer, device_id, device_token
-from tests.factories import LIGHT_TYPE
+from tests.daemon import DASHBOARD, USER_TOKEN, bearer, command_output, device_id, device_token
+from tests.factories import LIGHT_MANIFEST, LIGHT_TYPE
 from tests.programs import require_dtls
 from tests.protocols.coap.dtls.client import PSK, dtls_client, make_certificate, psk_context
 from tests.protocols.coap.lwm2m.device import TEXT, DtlsTransport, ScriptedDevice, content
+from tests.third_party_cloud import ACCOUNT, ThirdPartyCloud
 
 pytestmark = pytest.mark.processes
 
@@ -40,9 +44,16 @@ _DONE: Final = "The device did it."
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Node]]:
     require_dtls()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("TRUNKLINE_PUBLIC_URL", "https://gateway.example.org")
+        yield from _nodes(tmp_path_factory)
+
+
+def _nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Node]]:
     folder = tmp_path_factory.mktemp("lwm2m")
     certificate, key = make_certificate(folder, "ecdsa")
-    settings = f'[tls]\ncertificate = "{certificate}"\nkey = "{key}"\n[lwm2m]\ndtls_bind = "127.0.0.1:LWM2M_PORT"\n'
+    settings = "[outbound]\nallow_private_addresses = true\n"
+    settings += f'[tls]\ncertificate = "{certificate}"\nkey = "{key}"\n[lwm2m]\ndtls_bind = "127.0.0.1:LWM2M_PORT"\n'
     with running_nodes(folder, "a", "b", settings=settings, manifest=_MANIFEST) as found:
         for node in found[:1]:
             change = {"devicePropertiesEnabled": True}
@@ -56,10 +67,10 @@ class Asked:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._client = httpx.AsyncClient(headers=bearer(USER_TOKEN), timeout=PATIENCE_SECONDS)
 
     async def __call__(self, method: str, path: str, **given: Any) -> Any:
-        answer = await self._client.request(method, self._node.base + path, **given)
+        async with httpx.AsyncClient(headers=bearer(USER_TOKEN), timeout=PATIENCE_SECONDS) as client:
+            answer = await client.request(method, self._node.base + path, **given)
         assert answer.status_code == 200, answer.text
         return answer.json().get("data")
 
@@ -90,9 +101,6 @@ class Asked:
     async def waits_for(self, task: str) -> str:
         found = await self("GET", f"/devicemgmt/tasks/{task}/statuses")
         return str(found["statuses"][0].get("waitsFor")) if found["statuses"] else ""
-
-    async def close(self) -> None:
-        await self._client.aclose()
 
 
 @asynccontextmanager
@@ -167,7 +175,6 @@ async def test_a_device_of_one_node_is_managed_from_another(nodes: list[Node]) -
             return found and found[0]["data"]
 
         await comes(latest, {"temperature": 22.5})
-    await at_b.close()
 
 
 async def test_what_waits_goes_with_the_device_to_another_node(nodes: list[Node]) -> None:
@@ -194,8 +201,6 @@ async def test_what_waits_goes_with_the_device_to_another_node(nodes: list[Node]
             assert _REBOOT not in first.requests
             with trio.fail_after(PATIENCE_SECONDS):
                 await first.has_ended.wait()  # the former session is closed
-    for asked in (at_a, at_b):
-        await asked.close()
 
 
 async def test_an_execute_that_was_under_way_is_not_sent_again(nodes: list[Node]) -> None:
@@ -210,8 +215,123 @@ async def test_an_execute_that_was_under_way_is_not_sent_again(nodes: list[Node]
             wanted = [("setOn", "done", _DONE), ("reboot", "failed", "The device did not answer.")]
             await comes(lambda: at_b.actions(2), wanted)
             assert _REBOOT not in second.requests
+
+
+LAMP, METER = "1a" * 16, "1b" * 16
+_CLOUD_WORLD: Final = """
+[[organizations]]
+name = "Acme"
+
+[[applications]]
+id = "{dashboard}"
+name = "Dashboard"
+organization = "Acme"
+redirect_uri = "https://app.example.org/callback"
+"""
+_CLOUD_TYPE: Final = """
+[[device_types]]
+id = "{type}"
+unique_name = "example.{name}"
+name = "{name}"
+organization = "Acme"
+published = true
+manifest = "{manifest}"
+
+[[devices]]
+id = "{device}"
+owner = "ada@example.org"
+type = "example.{name}"
+name = "{name}"
+"""
+
+
+class Clouds:
+    """A third party's cloud with a lamp, whose notifications have values, and a meter, whose values are fetched."""
+
+    def __init__(self, nodes: list[Node]) -> None:
+        self.cloud = ThirdPartyCloud()
+        self.nodes = nodes
+        self.types = {LAMP: "dt" + "2a" * 16, METER: "dt" + "2b" * 16}
+
+    def provision(self, folder: Path) -> None:
+        (folder / "cloud.json").write_text(json.dumps(LIGHT_MANIFEST), encoding="utf-8")
+        text = _CLOUD_WORLD.format(dashboard=DASHBOARD)
+        for device, name in ((LAMP, "lamp"), (METER, "meter")):
+            about = {"type": self.types[device], "name": name, "device": device, "manifest": folder / "cloud.json"}
+            text += _CLOUD_TYPE.format(**about)
+            connector = self.cloud.provision_file().replace("example.light", f"example.{name}")
+            text += connector if device == LAMP else connector.replace('payload = "{state: on}"\n', "")
+        file = folder / "clouds.toml"
+        file.write_text(text, encoding="utf-8")
+        command_output("provision", file, "--config", self.nodes[0].daemon.config)
+
+    async def link(self, device: str, begin: Node, finish: Node) -> None:
+        """Begin the authorization at one node, and come back to another one."""
+        async with httpx.AsyncClient(headers=bearer(USER_TOKEN), timeout=PATIENCE_SECONDS) as browser:
+            referer = {"Referer": "https://app.example.org/"}
+            begun = await browser.post(f"{begin.base}/devices/{device}/providerauth", headers=referer)
+            assert begun.status_code == 302, begun.text
+            decided = await browser.get(begun.headers["Location"])
+            back = httpx.URL(decided.headers["Location"]).copy_with(scheme="http", host="127.0.0.1", port=finish.http)
+            assert (await browser.get(back)).headers["Location"] == referer["Referer"]
+
+    async def notify(self, node: Node, device: str, **change: object) -> int:
+        payload = {"changes": [{"user": ACCOUNT, **change}]}
+        async with httpx.AsyncClient(timeout=PATIENCE_SECONDS) as client:
+            path = f"{node.base}/cloudconnectors/{self.types[device]}/thirdpartynotifications"
+            return (await client.post(path, **self.cloud.notification(payload))).status_code
+
+
+def holder_of_connectors(nodes: list[Node]) -> Node:
+    with psycopg.connect(nodes[0].url) as connection:
+        row = connection.execute("SELECT node FROM lease WHERE name = 'connectors' AND until <> 0").fetchone()
+    return next(node for node in nodes if row is not None and node.name == row[0])
+
+
+async def values(asked: Asked, device: str, field: str) -> list[object]:
+    query = {"sdid": device, "startDate": 0, "endDate": 4_000_000_000_000, "order": "asc", "count": 100}
+    found = await asked("GET", "/messages", params=query)
+    return [one["data"][field] for one in found if field in one["data"]]
+
+
+@pytest.fixture(scope="module")
+def clouds(nodes: list[Node]) -> Clouds:
+    return Clouds(nodes)
+
+
+async def test_devices_in_a_cloud_are_served_by_all_nodes(
+    nodes: list[Node], clouds: Clouds, tmp_path: Path, nursery: trio.Nursery
+) -> None:
+    a, b = nodes
+    at_a, at_b = map(Asked, nodes)
+    cloud = clouds.cloud
+    cloud.readings = [{"at": 1000, "temp": 20.5}]
+    await nursery.start(cloud.run)
+    clouds.provision(tmp_path)
+
+    async def is_known(asked: Asked) -> bool:
+        return bool((await asked("GET", f"/devices/{LAMP}"))["needProviderAuth"])
+
+    await comes(partial(is_known, at_b), wanted=True)
+    await clouds.link(LAMP, a, b)
+    await clouds.link(METER, b, a)
+    for asked in (at_a, at_b):  # one of the nodes has fetched, for both
+        for device in (LAMP, METER):
+            await comes(partial(values, asked, device, "temperature"), [20.5])
+    for number, node in enumerate((a, b, a, b)):
+        assert await clouds.notify(node, LAMP, on=bool(number % 2), at=2_000 + number) == 200
+        assert len(await values(Asked(nodes[1 - number % 2]), LAMP, "state")) == number + 1
+    for number, node in enumerate((a, b), start=1):
+        cloud.readings.append({"at": 1000 + number, "temp": 20.5 + number})
+        assert await clouds.notify(node, METER) == 200
+        await comes(partial(values, at_b, METER, "temperature"), [20.5 + one for one in range(number + 1)])
     for asked in (at_a, at_b):
-        await asked.close()
+        await asked("POST", "/actions", json={"ddid": LAMP, "data": {"actions": [{"name": "setOn"}]}})
+    await comes(partial(_number_of, cloud, f"/lamps/{LAMP}"), 2)
+
+
+async def _number_of(cloud: ThirdPartyCloud, path: str) -> int:
+    return cloud.paths().count(path)
 
 
 async def test_a_device_of_a_node_that_dies_goes_on_at_another(nodes: list[Node]) -> None:
@@ -226,10 +346,9 @@ async def test_a_device_of_a_node_that_dies_goes_on_at_another(nodes: list[Node]
         task = await at_a.task(3, "R", "deviceProperties.device.batteryLevel")
         nodes[1].close()
         await comes(lambda: at_a.resources(3), {"temperature": "away", "humidity": "away"})
-        connection = (await at_a("GET", f"/devicemgmt/devices/{device_id(3)}/properties"))["systemProperties"]
-        assert not connection["connection"]["connected"]
+        found = (await at_a("GET", f"/devicemgmt/devices/{device_id(3)}/properties"))["systemProperties"]
+        assert not (found["connection"] or {}).get("connected")
         await comes(lambda: at_a.status(task), "QUEUED")
     async with registered(nodes[0], 3):
         await comes(lambda: at_a.actions(3), [("setOn", "done", _DONE)])
         await comes(lambda: at_a.status(task), "SUCCEEDED")
-    await at_a.close()
