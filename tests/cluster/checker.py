@@ -30,7 +30,8 @@ class Event(NamedTuple):
     `what`: `connected`, `sent`, `acknowledged`, `refused`, `closed`; `received` by a live feed, `notified` by a
     callback, whose notification `text` is; `read` or `missing` by REST on a node after the acknowledgement; `changed`:
     a work, which is no message, has ended; `delivered`: an Action has come over MQTT; `used`: a request is about to be
-    sent with the device token `text`; `revoked`: that has ended. `text` of `refused` is why.
+    sent with the device token `text`; `revoked`: that has ended; `shown`: a read with it was answered. `text` of
+    `refused` is why.
     `link` is the number of the connection, and grows with each one of a device.
     """
 
@@ -244,13 +245,19 @@ def _facts(_record: Record, tables: Tables) -> Predicate:
 
 
 def _revoked(record: Record, _tables: Tables) -> Predicate:
-    """R6: what is sent with a revoked token is not stored."""
+    """R6: what is sent with a revoked token is not stored, and soon nothing is read with it. A node that is cut off
+    hears nothing of it, and refuses after the patience."""
     revoked = {(one.device, one.text): one.at for one in record.of("revoked")}
     used = {(one.device, one.number): one for one in record.of("used")}
     for one in record.of("acknowledged"):
         use = used.get((one.device, one.number))
         if use is not None and (at := revoked.get((use.device, use.text))) is not None and use.at > at:
             yield f"R6: {one.node} has stored what was sent {use.at - at:.3f} s after its token was revoked"
+    for one in record.of("shown"):
+        later = one.at - revoked.get((one.device, one.text), one.at)
+        is_cut_off = any(span.kind == "cut" and span.begun < one.at < span.ended + 1 for span in record.spans)
+        if later > 1 + BUSY_SECONDS + (record.patience if is_cut_off else 0):
+            yield f"R6: {one.node} has answered a read {later:.3f} s after its token was revoked"
 
 
 def due_effects(rows: Sequence[StoredRow], device: int, first: int) -> Counter[int]:

@@ -262,7 +262,11 @@ class Requests(Client):
 
 
 class Revoked(Requests):
-    """Gets a token, uses it, has it revoked on one node, and tries to use it on each."""
+    """Gets a token, uses it, has it revoked on one node, and tries to use it on each, and later to read with it."""
+
+    def __init__(self, nodes: Sequence[Node], record: Record, device: int, seed: float) -> None:
+        super().__init__(nodes, record, device, seed)
+        self._ended = list[str]()
 
     def talk(self, node: Node, link: int) -> None:
         tokens = f"/v1.1/devices/{device_id(self.device)}/tokens"
@@ -284,7 +288,16 @@ class Revoked(Requests):
         for one in self.nodes:
             with suppress(RefusedError, OSError, http.client.HTTPException):
                 self._use(one, token, link)
+        for former in self._ended[-5:]:
+            self._read_with(self.chance.choice(self.nodes), former)
+        self._ended.append(token)
         self.over.wait(0.2)
+
+    def _read_with(self, node: Node, token: str) -> None:
+        address = f"http://127.0.0.1:{node.http}/v1.1/devices/{device_id(self.device)}"
+        with suppress(httpx.HTTPError):
+            if httpx.get(address, headers=bearer(token), timeout=ANSWER_SECONDS).status_code == 200:
+                self.note("shown", self.number, node, text=token)
 
     def _use(self, node: Node, token: str, link: int) -> None:
         with closing(http.client.HTTPConnection("127.0.0.1", node.http, timeout=ANSWER_SECONDS)) as connection:

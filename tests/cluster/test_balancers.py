@@ -147,7 +147,8 @@ def test_nginx_passes_mqtt_on_to_the_node_with_the_fewest_connections(
 
 
 #: Addresses of this machine, which are devices of their own for nginx: some go to one node, some to the other.
-_ADDRESSES: Final = tuple(f"127.0.0.{number}" for number in range(11, 17))
+_ADDRESSES: Final = tuple(f"127.0.0.{number}" for number in range(11, 51))
+_FEW: Final = 3
 
 
 @pytest.mark.parametrize("is_dtls", [False, True], ids=["CoAP", "DTLS"])
@@ -162,7 +163,9 @@ def test_nginx_sends_all_datagrams_of_an_address_to_one_node(
     key = ("-u", device_id(4), "-k", bytes.fromhex(token)) if is_dtls else ()
     scheme, port = ("coaps", nginx[3]) if is_dtls else ("coap", nginx[2])
     served = set[str]()
-    for address in _ADDRESSES:
+    for number, address in enumerate(_ADDRESSES):  # which one goes where depends on the ports of the nodes
+        if number >= _FEW and len(served) == len(nodes):
+            break
         before = [requests(node, is_dtls=is_dtls) for node in nodes]
         for value in range(2):
             body = json.dumps({"data": {"intensity": value}})

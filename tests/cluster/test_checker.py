@@ -106,6 +106,10 @@ def a_revoked_token(record: Record, tables: Tables) -> None:
     tables.effects.append(2)
 
 
+def a_read_with_a_revoked_token(record: Record, _tables: Tables) -> None:
+    record.events += [Event(6.0, "shown", 2, 1, "a", text="token"), Event(35.0, "shown", 2, 1, "a", text="token")]
+
+
 def an_effect_that_is_left_out(_record: Record, tables: Tables) -> None:
     tables.effects.clear()
 
@@ -205,6 +209,7 @@ _BREAKS: dict[Callable[[Record, Tables], None], str] = {
     a_fact_that_is_not_heard: "R5",
     a_fact_that_is_missing: "R5",
     a_revoked_token: "R6",
+    a_read_with_a_revoked_token: "R6",
     an_effect_that_is_left_out: "R7",
     an_effect_too_many: "R7",
     no_notification: "R7",
