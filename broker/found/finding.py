@@ -189,6 +189,9 @@ class DeviceFinder:
             for found in client.found.values()
         ]
 
+    def has_client(self, user: UserKey) -> bool:
+        return any(client.owner == user for client in self._clients.values())
+
     def device_of(self, found: FoundDevice) -> Device | None:
         """The device that was made of it."""
         return None if found.record.device is None else self._ready.get(found.record.device)

@@ -70,7 +70,7 @@ def build_app(services: Services, *, is_secure: bool = False, vitals: Vitals | N
     browsers = install_accounts(app, services, site.accounts, (lambda: site.origin) if is_secure else str)
     if not is_secure:  # that listener is for devices with certificates
         app.register_blueprint(hooks_blueprint(services, app.extensions[_ALLOWANCES]))
-        app.register_blueprint(console_blueprint(services.accounts, browsers, site, settings))
+        app.register_blueprint(console_blueprint(services.accounts, browsers, site, settings, services.found))
     app.register_blueprint(docs_blueprint(site))
     app.register_blueprint(health_blueprint(vitals or Vitals(services.core)))
     return app

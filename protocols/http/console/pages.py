@@ -11,6 +11,7 @@ from werkzeug.exceptions import NotFound
 from broker.accounts.open_sessions import shown_session_id
 from broker.accounts.room import AccountsRoom
 from broker.accounts.sessions import Session
+from broker.found.room import FoundRoom
 from broker.ids import is_device_type_id, is_id
 from broker.secrets import token_hash
 from broker.site import Site
@@ -129,13 +130,15 @@ DASHBOARDS: Final = (
 )
 
 
-def console_blueprint(accounts: AccountsRoom, browsers: Browsers, site: Site, settings: Settings) -> Blueprint:
+def console_blueprint(
+    accounts: AccountsRoom, browsers: Browsers, site: Site, settings: Settings, found: FoundRoom
+) -> Blueprint:
     routes = pages_blueprint("console")
     static = StaticFiles()
     static.install(routes)
     routes.after_request(_forbid_storing)
     add_doors(routes, accounts.console, accounts.sessions, browsers, site.accounts.path, build=static.build)
-    pages = _Pages(accounts, browsers, site, static)
+    pages = _Pages(accounts, browsers, site, static, found)
     connecting = Connecting(site, settings)
     for page in PAGES:
         routes.add_url_rule(HOME + page.path, f"list {page.path}", _serving(partial(pages.show, page, connecting)))
@@ -171,8 +174,11 @@ def _serving(show: Callable[[str], Awaitable[Response]]) -> Callable[..., Awaita
 
 
 class _Pages:
-    def __init__(self, accounts: AccountsRoom, browsers: Browsers, site: Site, static: StaticFiles) -> None:
+    def __init__(
+        self, accounts: AccountsRoom, browsers: Browsers, site: Site, static: StaticFiles, found: FoundRoom
+    ) -> None:
         self._rooms = accounts
+        self._found = found.finder
         self._organizations = accounts.organizations
         self._operators = accounts.operators
         self._browsers = browsers
@@ -189,6 +195,8 @@ class _Pages:
         # The configuration is of the machine: only an operator is shown where it is.
         before, behind = around_command() if areas["operator"] else (shown_program(), "")
         values |= {"program": shown_program(), "before": before, "behind": behind}
+        if page.template == "devices.html":
+            values["finds"] = self._found is not None and self._found.has_client(session.user.key)
         if page.template == "account.html":
             values["account"] = await facts_of(self._rooms, session)
         return self._render(page, session, values)

@@ -60,10 +60,12 @@ def shot(browser: Chromium, folder: Path | None, name: str) -> None:
         browser.show(DESKTOP, dark=False)
 
 
-def published(site: Site, payload: Mapping[str, Any]) -> None:
+def published(
+    site: Site, payload: Mapping[str, Any], topic: str = f"{SHELLY_ID}/events/rpc", *, number: int = 70
+) -> None:
     """By one of Ada's devices, as the Shelly signs in."""
     host, port = site.daemon.host_port("mqtt")
-    who = ("-u", device_id(70), "-P", device_token(70), "-q", "1", "-t", f"{SHELLY_ID}/events/rpc")
+    who = ("-u", device_id(number), "-P", device_token(number), "-q", "1", "-t", topic)
     command = [require_program("mosquitto_pub"), "-h", host, "-p", str(port), *who, "-m", json.dumps(payload)]
     subprocess.run(command, check=True, timeout=30)
 
@@ -130,6 +132,40 @@ def test_a_shelly_from_its_first_minute(ada: User, site: Site, screenshots: Path
     ada.sees("shellies", "#topics")
     assert measured(ada.browser) == []
     shot(ada.browser, screenshots, "shelly-operator")
+
+
+PLUG: Final = {
+    "dev": {"ids": ["zigbee_0x1"], "name": "Zigbee plug", "mdl": "TS011F", "mf": "Tuya"},
+    "o": {"name": "Zigbee2MQTT"},
+    "stat_t": "zigbee2mqtt/plug",
+    "cmps": {
+        "power": {"p": "sensor", "unit_of_meas": "W", "val_tpl": "{{ value_json.power }}"},
+        "switch": {"p": "switch", "cmd_t": "zigbee2mqtt/plug/set", "val_tpl": "{{ value_json.state }}"},
+        "mode": {"p": "climate", "mode_cmd_t": "zigbee2mqtt/plug/mode"},
+    },
+}
+
+
+def test_a_zigbee_plug_from_its_first_minute(ada: User, site: Site, screenshots: Path | None) -> None:
+    """As Zigbee2MQTT announces it: found, accepted, and then as any device."""
+    published(site, PLUG, "homeassistant/device/zigbee_0x1/config", number=72)
+    ada.eventually(lambda: bool(site.of_ada("GET", f"/users/{ADA}/found")["data"]["found"]))
+    ada.open("")
+    ada.sees("Zigbee plug (TS011F) has values: power, switch; Actions: set_switch.", "#found")
+    ada.sees("mode: climate is not taken over", "#found")
+    assert measured(ada.browser) == []
+    shot(ada.browser, screenshots, "zigbee-found")
+    ada.browser.show(DESKTOP, dark=False)
+    ada.click("Ignore Zigbee plug")
+    ada.sees("Zigbee plug is ignored", "#found")
+    ada.click("List Zigbee plug again")
+    ada.click("Accept Zigbee plug")
+    ada.sees("Zigbee plug is in your list", "#offers")
+    (one,) = site.of_ada("GET", f"/users/{ADA}/found")["data"]["found"]
+    published(site, {"power": 11.5, "state": "ON", "linkquality": 80}, "zigbee2mqtt/plug", number=72)
+    has_its_first_minute(ada, site, one["did"], "power", (screenshots, "zigbee"))
+    ada.open(f"/devices/{one['did']}")
+    ada.sees("11.5 W", "#values")
 
 
 def test_a_board_offers_its_manifest(ada: User, site: Site, screenshots: Path | None) -> None:

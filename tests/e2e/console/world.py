@@ -108,6 +108,9 @@ mapping = "shelly"
 owner = "{ADA_EMAIL}"
 type = "{SHELLY_TYPE}"
 make = true
+[[discover]]
+device = "Light 72"
+owner = "{ADA_EMAIL}"
 """
 _PEOPLE: Final = f"""
 [[users]]

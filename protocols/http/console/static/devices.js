@@ -203,6 +203,52 @@ async function transfers() {
   }
 }
 
+// Devices that MQTT clients announce
+
+const SHOWN_FOUND = 20;
+const SHOWN_PROBLEMS = 5;
+
+async function found() {
+  const box = $("#found");
+  if (box === null) return;
+  const { data } = await get(`/users/${uid}/found`);
+  const fresh = data.found.filter((one) => one.status === "FOUND");
+  const ignored = data.found.filter((one) => one.status === "IGNORED");
+  box.hidden = fresh.length + ignored.length === 0;
+  const rest = fresh.length - SHOWN_FOUND;
+  fill(box, h("h2", {}, "Found"),
+    h("p", { class: "hint" }, "Announced over MQTT for Home Assistant. An accepted one is a device here, with history, rules and Actions."),
+    ...fresh.slice(0, SHOWN_FOUND).map(foundNote),
+    rest <= 0 ? null : h("p", { class: "hint" }, `${rest} more are listed when these are decided.`),
+    ...ignored.map((one) => h("p", {}, `${one.name} is ignored. `,
+      h("button", { type: "button", class: "quiet small", "aria-label": `List ${one.name} again`, onclick: (event) => decide(one, "FOUND", `${one.name} is listed as found.`, event.target) }, "List again"))));
+}
+
+async function decide(one, status, text, button) {
+  await attempt(async () => {
+    const { data } = await call("PUT", `/found/${one.id}`, { body: { status } });
+    done(text);
+    await Promise.all([load(), found()]);
+    if (data.did) {
+      const note = h("div", { class: "notice good" });
+      openIt(note, data.did, data.name);
+      $("#offers").append(note);
+    }
+  }, { button });
+}
+
+function foundNote(one) {
+  const made = [one.fields.length > 0 && `values: ${one.fields.join(", ")}`, one.actions.length > 0 && `Actions: ${one.actions.join(", ")}`].filter(Boolean).join("; ");
+  const canBe = made !== "";
+  return h("div", { class: "notice" },
+    h("div", {}, h("p", {}, h("b", {}, one.name), one.model && one.model !== one.name ? ` (${one.model})` : "", canBe ? ` has ${made}.` : ": nothing of it can be taken over."),
+      ...one.problems.slice(0, SHOWN_PROBLEMS).map((two) => h("p", { class: "hint" }, `Not taken over: ${two.component}: ${two.text}.`)),
+      one.problems.length <= SHOWN_PROBLEMS ? null : h("p", { class: "hint" }, `${one.problems.length - SHOWN_PROBLEMS} more are not taken over.`)),
+    h("div", { class: "row" },
+      !canBe ? null : h("button", { type: "button", class: "small", "aria-label": `Accept ${one.name}`, onclick: (event) => decide(one, "ACCEPTED", `${one.name} is in your list.`, event.target) }, "Accept"),
+      h("button", { type: "button", class: "quiet small", "aria-label": `Ignore ${one.name}`, onclick: (event) => decide(one, "IGNORED", `${one.name} is ignored.`, event.target) }, "Ignore")));
+}
+
 let typing = 0;
 form.addEventListener("submit", (event) => event.preventDefault());
 form.addEventListener("input", (event) => {
@@ -215,4 +261,4 @@ $("#later").addEventListener("click", () => { offset += PAGE; attempt(load); });
 const before = new URLSearchParams(location.search);
 for (const name of ["search", "owner", "sort"]) if (before.get(name)) form.elements[name].value = before.get(name);
 
-await attempt(() => Promise.all([load(), offers(), transfers()]));
+await attempt(() => Promise.all([load(), offers(), transfers(), found()]));
