@@ -1,9 +1,13 @@
 """Devices of LWM2M, and devices in clouds of third parties, at any of several nodes (reference 27.25)."""
 
 import json
+import re
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
+from html import unescape
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Final
 
@@ -69,10 +73,13 @@ class Asked:
         self._node = node
 
     async def __call__(self, method: str, path: str, **given: Any) -> Any:
+        return (await self.answer(method, path, **given)).json().get("data")
+
+    async def answer(self, method: str, path: str, **given: Any) -> httpx.Response:
         async with httpx.AsyncClient(headers=bearer(USER_TOKEN), timeout=PATIENCE_SECONDS) as client:
             answer = await client.request(method, self._node.base + path, **given)
         assert answer.status_code == 200, answer.text
-        return answer.json().get("data")
+        return answer
 
     async def resources(self, number: int) -> dict[str, str]:
         """The states of fields."""
@@ -332,6 +339,98 @@ async def test_devices_in_a_cloud_are_served_by_all_nodes(
 
 async def _number_of(cloud: ThirdPartyCloud, path: str) -> int:
     return cloud.paths().count(path)
+
+
+class Pages:
+    """A person's browser without a balancer's memory: each request goes to the other node."""
+
+    def __init__(self, nodes: list[Node]) -> None:
+        self._nodes = cycle(nodes)
+        self._cookies: dict[str, str] = {}
+
+    async def __call__(self, method: str, path: str, **given: Any) -> httpx.Response:
+        cookies = "; ".join(f"{name}={value}" for name, value in self._cookies.items())
+        headers = {"Cookie": cookies, "Origin": "https://gateway.example.org"} | given.pop("headers", {})
+        async with httpx.AsyncClient(timeout=PATIENCE_SECONDS) as client:
+            url = f"http://127.0.0.1:{next(self._nodes).http}{httpx.URL(path).raw_path.decode()}"
+            answer = await client.request(method, url, headers=headers, **given)
+        for one in answer.headers.get_list("set-cookie"):
+            name, _, value = one.partition(";")[0].partition("=")
+            self._cookies[name] = value
+        return answer
+
+
+async def test_a_person_signs_in_over_several_nodes(nodes: list[Node]) -> None:
+    page = Pages(nodes)
+    led = await page("GET", "/console")
+    shown = await page("GET", led.headers["location"])
+    hidden = re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', shown.text)
+    fields = {name: unescape(value) for name, value in hidden}
+    fields |= {"email": "ada@example.org", "password": "correct horse battery staple"}
+    signed_in = await page("POST", "/accounts/login", data=fields)
+    assert signed_in.status_code in {302, 303}, signed_in.text
+    console = await page("GET", signed_in.headers["location"])
+    (proof,) = re.findall(r'<meta name="csrf" content="(\w+)">', console.text)
+    for _ in nodes:
+        answer = await page("POST", "/console/token", headers={"X-Console": proof})
+        token = answer.json()["accessToken"]
+        found = await page("GET", "/v1.1/users/self", headers=bearer(token))
+        assert found.status_code == 200, found.text
+
+
+async def test_what_one_node_has_begun_is_asked_for_at_another(nodes: list[Node]) -> None:
+    for here, there in ((nodes[0], nodes[1]), (nodes[1], nodes[0])):
+        at_first, at_second = Asked(here), Asked(there)
+        for value in (1.5, 2.5, 3.5):
+            body = {"sdid": device_id(4), "type": "message", "data": {"temperature": value}}
+            await at_first("POST", "/messages", json=body)
+        await _pages_of_a_search(at_first, at_second)
+        await _an_export(at_first, there)
+        await _an_image(at_first, at_second, here.name)
+        await _an_upload(at_first, at_second, here.name)
+
+
+async def _pages_of_a_search(*asked: Asked) -> None:
+    query = {"sdid": device_id(4), "startDate": 0, "endDate": 4_000_000_000_000, "count": 1, "order": "desc"}
+    found, offset = list[float](), None
+    for one in (*asked, asked[0]):
+        answer = await one.answer("GET", "/messages", params=query | ({} if offset is None else {"offset": offset}))
+        found += [row["data"]["temperature"] for row in answer.json()["data"]]
+        offset = answer.json().get("next")
+    assert found == [3.5, 2.5, 1.5]
+
+
+async def _an_export(asked: Asked, there: Node) -> None:
+    now_ms = int(time.time() * 1000)
+    body = {"sdids": device_id(4), "startDate": now_ms - 3_600_000, "endDate": now_ms}
+    export = (await asked("POST", "/messages/export", json=body))["exportId"]
+    other = Asked(there)
+
+    async def status() -> object:
+        return (await other.answer("GET", f"/messages/export/{export}/status")).json()["status"]
+
+    await comes(status, "Success")
+    archive = await other.answer("GET", f"/messages/export/{export}/result")
+    assert archive.content[:2] == b"\x1f\x8b"
+
+
+async def _an_image(asked: Asked, other: Asked, version: str) -> None:
+    images = f"/devicemgmt/devicetypes/{LIGHT_TYPE}/images"
+    image = await asked("POST", f"{images}?version={version}", content=b"an image")
+    assert image["updateId"] in {one["updateId"] for one in (await other("GET", images))["images"]}
+    await other("DELETE", f"{images}/{image['updateId']}")
+    assert (await asked("GET", images))["images"] == []
+
+
+async def _an_upload(asked: Asked, other: Asked, vendor: str) -> None:
+    devices = f"/devicetypes/{LIGHT_TYPE}/whitelist"
+    answer = await asked.answer("POST", devices, content=f"{vendor}-1\n{vendor}-2\n".encode())
+    upload = answer.json()["uploadId"]
+
+    async def status() -> object:
+        return (await other.answer("GET", f"{devices}/{upload}/status")).json()["status"] != "Processing"
+
+    await comes(status, wanted=True)
 
 
 async def test_a_device_of_a_node_that_dies_goes_on_at_another(nodes: list[Node]) -> None:
