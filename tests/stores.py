@@ -33,7 +33,7 @@ from tests.told import through_messagepack
 T = TypeVar("T")
 
 #: Where a file of SQLite says how often it was changed, at which of these numbers its size is right, and its journal.
-_CHANGES, _SIZE_IS_RIGHT_AT, _MODE = slice(24, 28), slice(92, 96), slice(18, 20)
+_CHANGES, _SIZE_IS_RIGHT_AT, _MODE = 24, 92, 18
 _ROLLBACK = bytes([1, 1])
 #: More changes than a test makes.
 _FAR_APART = 1 << 16
@@ -196,12 +196,13 @@ class KeptStore:
         self._connection.driver.close()
 
     def _write_anew(self) -> None:
-        content = bytearray(_empty_store())
-        content[_MODE] = _ROLLBACK
-        content[_CHANGES] = content[_SIZE_IS_RIGHT_AT] = next(self._changes).to_bytes(4, "big")
+        changes = next(self._changes).to_bytes(4, "big")
         with self._file.open("r+b" if self._file.exists() else "xb", buffering=0) as file:
-            file.write(content)
+            file.write(_empty_store())
             file.truncate()
+            for at, value in ((_MODE, _ROLLBACK), (_CHANGES, changes), (_SIZE_IS_RIGHT_AT, changes)):
+                file.seek(at)
+                file.write(value)
 
 
 class _KeptConnection(SqliteConnection):

@@ -12,7 +12,7 @@ from tests.attacks.measuring import running, waits_of
 from tests.attacks.signed_in import ALLOWED_MS, World, attack_of, reads_last_messages, world
 
 _MESSAGES = 40_000
-_SECONDS = 1.0
+_SECONDS = 0.5
 
 
 @pytest.fixture(scope="module")

@@ -251,14 +251,12 @@ def test_a_simulated_device_may_be_named(running: Daemon) -> None:
 def test_tail_prints_live_messages(running: Daemon) -> None:
     url = f"{running.ws_url}/live"
     where = ["--address", running.addresses["http"], "--period", "0.05"]
-    simulator = subprocess.Popen(
-        [str(TRUNKLINE), "simulate", "--device", device_id(3), "--protocol", "http", *where],
-        env={**os.environ, "TRUNKLINE_TOKEN": device_token(3)},
-    )
-    try:
+    simulating = ("simulate", "--device", device_id(3), "--protocol", "http", *where)
+    simulator = start_command(*simulating, environment={**os.environ, "TRUNKLINE_TOKEN": device_token(3)})
+    assert simulator.stdout is not None
+    with simulator.stdout:
         run = trunkline("tail", "--live", url, "--count", "2", TRUNKLINE_TOKEN=USER_TOKEN)
-    finally:
-        simulator.terminate()
+        simulator.send_signal(signal.SIGTERM)
         simulator.wait(SECONDS)
     refused = trunkline("tail", "--live", url, TRUNKLINE_TOKEN="0" * 32)
     frames = [json.loads(line) for line in run.stdout.splitlines()]
