@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon import TRUNKLINE
+from tests.forked_program import forked_program
 from tests.free_port import free_port
 from tests.postgresql import server
 from tests.programs import require_program
@@ -20,7 +20,7 @@ SECONDS = 120
 
 
 def test_three_nodes_are_made_by_hand_shown_drained_and_stopped(tmp_path: Path) -> None:
-    """Each node is started by the program, as a person does."""
+    """Each node is started in a shell, as a person does."""
     commands = [block for block in re.findall(r"(?ms)^```sh\n(.+?)^```", PAGE.read_text("utf-8")) if "$FOLDER" in block]
     assert len(commands) == 3
     postgresql = server()
@@ -30,22 +30,23 @@ def test_three_nodes_are_made_by_hand_shown_drained_and_stopped(tmp_path: Path) 
         ("postgresql:///cluster", postgresql.url(database)),
         ("$HOME/cluster", str(tmp_path / "cluster")),
         ("HTTP=8080 MQTT=1883", f"HTTP={_three_ports()} MQTT={_three_ports()}"),
-        (".venv/bin/trunkline", str(TRUNKLINE)),
+        (".venv/bin/trunkline", str(tmp_path / "trunkline")),
     ):
         assert before in text
         text = text.replace(before, after)
     bash = require_program("bash")
     try:
-        done = subprocess.run(
-            # An interactive shell has jobs, which `kill %1` means.
-            [bash, "-c", f"set -m\n{text}"],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=SECONDS,
-            env={name: value for name, value in os.environ.items() if not name.startswith("TRUNKLINE_")}
-            | {"TRUNKLINE_CLUSTER_DRAIN_NOTICE_SECONDS": "0.5"},
-        )
+        with forked_program(tmp_path):
+            done = subprocess.run(
+                # An interactive shell has jobs, which `kill %1` means.
+                [bash, "-c", f"set -m\n{text}"],
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=SECONDS,
+                env={name: value for name, value in os.environ.items() if not name.startswith("TRUNKLINE_")}
+                | {"TRUNKLINE_CLUSTER_DRAIN_NOTICE_SECONDS": "0.5"},
+            )
     finally:
         postgresql.drop(database)
     logs = "".join(path.read_text("utf-8") for path in (tmp_path / "cluster").glob("*.log"))

@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from tests.browser import ARROW_LEFT, Chromium
-from tests.daemon import DEMO_ON_ANY_PORT, LIGHT_TYPE, TRUNKLINE, device_id, device_token
+from tests.daemon import DEMO_ON_ANY_PORT, LIGHT_TYPE, device_id, device_token
 from tests.e2e.console.user import User
 from tests.e2e.console.world import BOARD, BOB_EMAIL, Site
 from tests.programs import require_dtls, require_program
@@ -53,7 +53,7 @@ def test_from_the_printed_link_to_the_first_point_of_ones_own_device(
     """Opening the link is the first click. Nothing has to be read or typed."""
     require_program("curl")
     state = tmp_path / "demo"
-    command = [str(TRUNKLINE), "demo", "--state", str(state), "--store", storage_of(state).url, *DEMO_ON_ANY_PORT]
+    command = [str(program), "demo", "--state", str(state), "--store", storage_of(state).url, *DEMO_ON_ANY_PORT]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as demo:
         assert demo.stdout is not None
         link = next(line.split()[1] for line in demo.stdout if "/console/enter?" in line)
