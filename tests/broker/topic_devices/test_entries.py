@@ -2,7 +2,9 @@
 
 import json
 import re
+import subprocess
 import tomllib
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +16,7 @@ from broker.topic_devices.entries import NotUnderstoodError, TopicDeviceEntry, e
 from broker.topic_devices.mappings import MAPPINGS
 from config.settings import HomeAssistant, Mqtt, Settings, SettingsError, TopicDevice
 from tests.broker.topic_devices import payloads
+from tests.programs import require_program
 from tests.rows import each_row
 
 HASH: Final = "sha256:" + "0" * 64
@@ -294,3 +297,9 @@ def test_the_entries_of_the_guide() -> None:
     assert len(entries) == 3
     for entry in entries:
         entries_of(settings_with(entry))
+    require_program("openssl")
+    (lines,) = re.findall(r"```sh\n(.*?)```", guide, re.DOTALL)
+    digest, address = subprocess.run(
+        ["sh", "-c", lines], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert sha256(address.rpartition("/")[2].encode()).hexdigest() == digest.split()[0]

@@ -103,6 +103,11 @@ def has_its_first_minute(ada: User, site: Site, did: str, field: str, shots: tup
     with tarfile.open(fileobj=io.BytesIO(answer.raise_for_status().content)) as archive:
         texts = [archive.extractfile(one).read().decode() for one in archive if one.isfile()]  # type: ignore[union-attr]
     assert any(did in text and field in text for text in texts)
+    ada.open("/exports")
+    ada.click("Export the messages")
+    ada.sees("ready", "#exports")
+    shot(ada.browser, shots[0], f"{shots[1]}-export")
+    ada.browser.show(DESKTOP, dark=False)
     site.of_ada_at_the_console(ada, "DELETE", f"/rules/{made}", None)
 
 
@@ -193,3 +198,7 @@ def test_a_board_offers_its_manifest(ada: User, site: Site, screenshots: Path | 
         ada.sees("Version 1 is in use")
         ada.sees_no(OFFER)
         has_its_first_minute(ada, site, device["id"], "temperature", (screenshots, "board"))
+    # Why nothing comes of a device that never registered.
+    other = site.of_ada_at_the_console(ada, "POST", "/devices", {"dtid": dtid, "name": "In its box"})["id"]
+    ada.open(f"/devices/{other}")
+    ada.sees("temperature: The device is not registered", "#trail")

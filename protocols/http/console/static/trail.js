@@ -79,10 +79,11 @@ export class Trail {
   // Fields and Actions that are resources of an LWM2M device (reference 18.8).
   async resources() {
     const { fields, actions } = (await get(`/devices/${this.did}/lwm2m`)).data;
+    const silent = { asleep: ["asleep", ""], away: ["away", ""], notObserved: ["not observed", "bad"] };
     for (const one of fields) {
-      const key = `resource ${one.field}`;
-      if (one.state !== "notObserved") this.entries.delete(key);
-      else if (this.entries.get(key)?.note !== `${one.field}: ${one.message}`) this.put(key, Date.now(), "not observed", "bad", "", `${one.field}: ${one.message}`);
+      const key = `resource ${one.field}`, note = `${one.field}: ${one.message}`;
+      if (!(one.state in silent)) this.entries.delete(key);
+      else if (this.entries.get(key)?.note !== note) this.put(key, Date.now(), ...silent[one.state], "", note);
     }
     const kinds = { waiting: ["Action waits", ""], done: ["Action done", "good"], failed: ["Action failed", "bad"] };
     for (const one of actions) {
