@@ -233,7 +233,8 @@ class _Environment(ImmutableSandboxedEnvironment):
         return obj in FILTERS.values() or (name in _METHODS and isinstance(getattr(obj, "__self__", None), str | dict))
 
 
-_ENVIRONMENT: Final = _Environment(autoescape=False)
+# Not optimized: a number that Jinja works out beforehand may be infinite, which its code has no word for.
+_ENVIRONMENT: Final = _Environment(autoescape=False, optimized=False)
 _ENVIRONMENT.filters = dict(FILTERS)
 _ENVIRONMENT.tests = {name: one for name, one in _ENVIRONMENT.tests.items() if name in _TESTS}
 _ENVIRONMENT.globals = {name: FILTERS[name] for name in _FUNCTIONS}
@@ -305,6 +306,8 @@ def _check(node: nodes.Node) -> None:
     if not isinstance(node, _NODES):
         word = _WORDS.get(type(node), type(node).__name__)
         raise TemplateRefusedError(f"template: {word} is not taken")
+    if isinstance(node, nodes.Const) and isinstance(node.value, float) and not math.isfinite(node.value):
+        raise TemplateRefusedError("template: a number is too large")
     if isinstance(node, nodes.Filter) and node.name not in FILTERS:
         raise TemplateRefusedError(f"template: the filter {node.name[:40]} is not taken")
     if isinstance(node, nodes.Test) and node.name not in _TESTS:

@@ -50,6 +50,8 @@ WATCHED: Final = {
     "manifests": "broker.device_types broker.messages.columns",
     "transforms": "broker.device_types",
     "jmespath": "broker.device_types.expressions jmespath",
+    "announcements": "broker.found.announcements broker.found.definitions broker.found.templates",
+    "templates": "broker.found.templates jinja2",
     "rules": "broker.rules.language",
     "schedules": "broker.rules.language.schedule broker.zones",
     "scenes-and-models": "broker.scenes.actions broker.scenes.reading broker.models.definition",

@@ -1,6 +1,7 @@
 """Targets: documents that people, devices and other services send, each through the function that the product calls."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from tempfile import gettempdir
@@ -24,8 +25,12 @@ from broker.device_types.catalog import ManifestVersion
 from broker.device_types.documents import DeviceTypeDocument
 from broker.device_types.dropped import DroppedField
 from broker.device_types.expressions import Expression, ExpressionFailedError, InvalidExpressionError
+from broker.device_types.manifest_parser import parse_manifest
 from broker.device_types.transform import TransformFailedError
 from broker.errors import BadRequest, DomainError, ValidationFailed
+from broker.found.announcements import is_announcement, read_announcement
+from broker.found.definitions import definition_of, values_of
+from broker.found.templates import Template, TemplateRefusedError
 from broker.messages.columns import shape_of
 from broker.models.definition import read_definition
 from broker.nesting import check_nesting
@@ -50,6 +55,7 @@ from broker.rules.language.schedule import InvalidScheduleError
 from broker.rules.rulebook import rule_text
 from broker.scenes.reading import read_scene
 from broker.subscriptions.addresses import is_allowed_callback
+from config.limits import FOUND_TEXT_CHARACTERS
 from config.settings import SettingsError, load_settings
 from protocols.coap.lwm2m.formats.content import (
     LWM2M_JSON,
@@ -181,6 +187,36 @@ def jmespath(data: bytes) -> None:
     expression = Expression(text.decode())
     check_nesting(payload)
     expression.evaluate(msgspec.json.decode(payload or b"null"))
+
+
+# --- What devices announce for Home Assistant ---------------------------------------------------------------------
+
+
+def announcements(data: bytes) -> None:
+    """The rest of a topic of discovery, what was published there, and at an own topic of the device."""
+    place, _, rest = data.partition(b"\n")
+    text, _, payload = rest.partition(b"\n\n")
+    topic = f"homeassistant/{place.decode()}/config"
+    if not is_announcement("homeassistant", topic):
+        return
+    definition = definition_of(read_announcement("homeassistant", topic, text).components)
+    if not definition.is_empty:
+        parse_manifest(definition.manifest)
+    values_of(definition.readings, payload)
+    for setting in definition.settings.values():
+        setting.payload({"value": payload.decode(errors="replace")})
+        setting.payload({})
+
+
+def templates(data: bytes) -> None:
+    """A template, and the state that it is for: a line of text, and a JSON value."""
+    source, _, payload = data.partition(b"\n\n")
+    template, found = Template(source.decode()), {"value": payload.decode()}
+    with suppress(msgspec.DecodeError, DomainError):
+        check_nesting(payload)
+        found["value_json"] = msgspec.json.decode(payload)
+    text = template.render(**found)
+    assert text is None or len(text) <= FOUND_TEXT_CHARACTERS
 
 
 # --- Rules, scenes, models -----------------------------------------------------------------------------------------
@@ -368,6 +404,8 @@ TARGETS = (
         jmespath,
         allowed=(InvalidExpressionError, ExpressionFailedError, msgspec.DecodeError, UnicodeDecodeError),
     ),
+    Target("announcements", announcements, allowed=(DomainError, UnicodeDecodeError)),
+    Target("templates", templates, allowed=(TemplateRefusedError, UnicodeDecodeError)),
     Target("rules", rules, allowed=(DomainError, msgspec.DecodeError, UnicodeDecodeError)),
     Target("schedules", schedules, allowed=(InvalidScheduleError, UnicodeDecodeError)),
     Target("scenes-and-models", scenes_and_models, allowed=(msgspec.DecodeError, UnicodeDecodeError)),

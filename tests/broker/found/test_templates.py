@@ -73,6 +73,7 @@ def test_what_templates_make(source: str, text: str | None) -> None:
         ("{{ value | center(9999999999) }}", "the filter center is not taken"),
         ("{{ value is divisibleby(3) }}", "the test divisibleby is not taken"),
         ("{{ iif(*value) }}", r"\* and \*\* are not taken"),
+        ("{{ 1e999 }}", "a number is too large"),
         ("{{ value", "unexpected"),
         ("{{ " + "(" * 900 + ")" * 900 + " }}", "template"),
         ("{{ " + "-" * 1_500 + "1 }}", "template"),
@@ -99,6 +100,7 @@ def test_what_is_refused(source: str, reason: str) -> None:
         "{{ (value ~ '9' * 1000) | int }}",
         "{{ '" + "9" * 1_900 + "' | int * 5 }}",
         "{{ " + " and ".join(["'ab' in value"] * 20) + " }}",
+        "{{ [1e308 * 10, '1e308' | multiply(10)] | last }}",
     ],
 )
 def test_each_template_ends_soon(source: str) -> None:
