@@ -39,6 +39,12 @@ def warned(gateway: Gateway, code: str) -> None:
     assert "intensty" in str(answer["warnings"])
 
 
+def wanted(gateway: Gateway, code: str) -> None:
+    put, _ = documents(gateway.paste(code))
+    path = f"/devices/{put['data']['did']}/wanted"
+    assert eventually(lambda: gateway.get(path)["fields"]["intensity"]["state"], "reached".__eq__) == "reached"
+
+
 def answered(gateway: Gateway, code: str) -> None:
     assert gateway.answers(code)
 

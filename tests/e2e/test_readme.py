@@ -26,6 +26,7 @@ from tests.e2e.readme_calls import (
     try_it,
     update,
     update_by_coap,
+    wanted,
     warned,
     watched,
 )
@@ -58,7 +59,8 @@ HANDLED: Final[Mapping[str, Callable[[Gateway, str], None] | str]] = {
     "README: Install it on a gateway 1": _PACKAGE,
     "README: Contribute 1": "`make test` runs this test",
     "first-steps: Send and read 1": first_steps,
-    "first-steps: Send and read 2": warned,
+    "first-steps: Send and read 2": wanted,
+    "first-steps: Send and read 3": warned,
     "first-steps: The rules and the scene of the demo 1": answered,
     "first-steps: The rules and the scene of the demo 2": answered,
     "first-steps: Topics of your own 1": own_topics,

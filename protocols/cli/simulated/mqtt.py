@@ -44,7 +44,8 @@ async def _converse(simulation: Simulation) -> None:
 
 async def _exchange(client: MQTTClient, simulation: Simulation) -> None:
     actions, errors = f"/v1.1/actions/{simulation.device}", f"/v1.1/errors/{simulation.device}"
-    granted = await within(_ANSWER_SECONDS, client.subscribe([(actions, QOS_0), (errors, QOS_0)]))
+    topics = [(topic, QOS_0) for topic in (actions, errors, f"/v1.1/wanted/{simulation.device}")]
+    granted = await within(_ANSWER_SECONDS, client.subscribe(topics))
     if _REFUSED_TOPIC in granted:
         raise RefusedError(f"subscription to {actions} or {errors}")
     for task in await first_to_end(_send(client, simulation), _receive(client, simulation, errors)):
@@ -72,5 +73,7 @@ async def _receive(client: MQTTClient, simulation: Simulation, errors: str) -> N
         content = msgspec.json.decode(bytes(message.data))
         if message.topic == errors:
             simulation.refused_once(content["error"])
+        elif message.topic.startswith("/v1.1/wanted/"):
+            simulation.takes(content["data"])
         else:
             simulation.received(content if isinstance(content, dict) else {"actions": content})

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import click
@@ -30,13 +30,15 @@ class Simulation:
     count: int | None
     label: str
     sent: int = 0
+    wanted: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def is_finished(self) -> bool:
         return self.count is not None and self.sent >= self.count
 
     def next_data(self) -> dict[str, object]:
-        return self.readings(time.time())
+        """The readings, with the values that the device has taken because they are wanted."""
+        return {**self.readings(time.time()), **self.wanted}
 
     def acknowledged(self) -> None:
         self.sent += 1
@@ -47,6 +49,12 @@ class Simulation:
             parameters = action.get("parameters")
             shown = f" {msgspec.json.encode(parameters).decode()}" if parameters else ""
             click.echo(f"{self.label} received {action.get('name')}{shown}")
+
+    def takes(self, wanted: Mapping[str, object]) -> None:
+        """Take the wanted values, and keep them."""
+        if wanted:
+            self.wanted = {**self.wanted, **wanted}
+            click.echo(f"{self.label} takes {msgspec.json.encode(wanted).decode()}")
 
     def refused_once(self, error: Mapping[str, Any]) -> None:
         """Print an error that the daemon reported about one message."""
