@@ -116,6 +116,8 @@ class LogFollower:
     async def before(self, first: Position, last: Position) -> None:
         """Publish what comes before a commit of this node with these positions. Raises StoreError."""
         if not self.reads_messages():  # Actions of others wait for nothing of this node
+            if self._own and self._own[-1].last == first - 1:
+                first = self._own.pop().first
             self._own.append(_Commit(first, last))
             return
         async with self._turn:

@@ -91,7 +91,9 @@ async def test_whoever_begins_to_need_messages_gets_all_from_then_on(following: 
     """Those before, some of which were of this node and some of others, are neither repeated nor sent late."""
     follower, begun = following.follower, following.follower.statistics().position
     await following.store(3)
+    await follower.before(Position(begun + 1), Position(begun + 1))
     await follower.before(Position(begun + 2), Position(begun + 2))
+    assert len(follower._own) == 1
     await follower.ready()
     following.wants = True
     await following.store(2)
