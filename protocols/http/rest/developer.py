@@ -32,6 +32,7 @@ from protocols.http.schema import (
     Paging,
     Shape,
     Timestamp,
+    TypeId,
     about,
     integer,
     numbered,
@@ -116,7 +117,7 @@ class _OfferingBoard(Shape):
         "manifest": {"fields": [{"name": "temperature", "valueClass": "Double", "lwm2m": "/3303/0/5700"}]},
     }
 
-    dtid: Id
+    dtid: TypeId
     name: Annotated[str, about("Of the device type")]
     did: Annotated[Id, about("One of its registered devices, the last that offers something")]
     version: Annotated[Amount, about("The newest version of the Manifest; 0 when there is none")]
