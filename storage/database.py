@@ -60,6 +60,7 @@ from storage.mqtt_topics import MqttTopicStore
 from storage.mqtt_wills import MqttWillStore
 from storage.names import NameStore
 from storage.operating import OperatingStore
+from storage.operator_backups import OperatorBackupStore
 from storage.outages import Outage
 from storage.peers import Peers
 from storage.provision_marks import ProvisionMarkStore
@@ -207,6 +208,7 @@ class Transaction:
         self.rules = RuleStore(connection)
         self.names = NameStore(connection)
         self.operating = OperatingStore(connection)
+        self.operator_backups = OperatorBackupStore(connection)
 
     def tell(self, kind: Tellable[_K], key: _K) -> None:
         """Tell a change to all who listen for this kind, in the order of the commits, once it is durable. A work that

@@ -7,6 +7,7 @@ import msgspec
 from broker.cluster.news import NewsKind, event, of_fact, state
 from broker.facts import (
     ApplicationGrantsChanged,
+    BackupProgressed,
     DeliveriesProgressed,
     DeviceActionDelivered,
     DeviceActionFailed,
@@ -178,6 +179,7 @@ FACTS: Final[dict[type[Fact], NewsKind[Any, None]]] = {
     kind.key_type: kind
     for kind in (
         of_fact(ApplicationGrantsChanged, is_fencing=True),
+        of_fact(BackupProgressed, is_state=True),
         of_fact(DeliveriesProgressed, is_state=True),
         of_fact(DeviceActionDelivered),
         of_fact(DeviceActionFailed),

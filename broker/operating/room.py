@@ -42,7 +42,7 @@ async def open_operating(
     core: Core, accounts: AccountsRoom, device_types: DeviceTypesRoom, subscriptions: SubscriptionsRoom
 ) -> OperatingRoom:
     settings = core.settings
-    backups = Backups(core.clock, core.router, core.audit, settings.backup_dir, settings.console.keep_backups)
+    backups = Backups(core, settings.backup_dir, settings.console.keep_backups)
     core.life.worker("backups", backups.work_forever)
     progress = ProgressFeed(
         core.database, core.clock, core.router, accounts, device_types.catalog, subscriptions.subscriptions

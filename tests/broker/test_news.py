@@ -26,6 +26,7 @@ from tests.fakes import HeldRunner
 #: The listeners of each kind in the order in which they hear. Facts are heard through the router, phase by phase.
 WHO_HEARS_OF_WHAT = {
     "ApplicationGrantsChanged": ["Permissions._many_changed", "Feeds._grants_changed", "Connections._grants_changed"],
+    "BackupProgressed": ["ProgressFeed._progressed"],
     "DeliveriesProgressed": ["ProgressFeed._progressed"],
     "DeviceActionDelivered": ["Events._device_fact"],
     "DeviceActionFailed": ["Events._device_fact"],

@@ -56,7 +56,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Node]]:
 def _nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Node]]:
     folder = tmp_path_factory.mktemp("lwm2m")
     certificate, key = make_certificate(folder, "ecdsa")
-    settings = "[outbound]\nallow_private_addresses = true\n"
+    settings = '[outbound]\nallow_private_addresses = true\n[console]\noperators = ["ada@example.org"]\n'
     settings += f'[tls]\ncertificate = "{certificate}"\nkey = "{key}"\n[lwm2m]\ndtls_bind = "127.0.0.1:LWM2M_PORT"\n'
     with running_nodes(folder, "a", "b", settings=settings, manifest=_MANIFEST) as found:
         for node in found[:1]:
@@ -376,6 +376,19 @@ async def test_a_person_signs_in_over_several_nodes(nodes: list[Node]) -> None:
         token = answer.json()["accessToken"]
         found = await page("GET", "/v1.1/users/self", headers=bearer(token))
         assert found.status_code == 200, found.text
+    begun = await page("POST", "/v1.1/operator/backups", headers=bearer(token))
+    assert begun.status_code == 200, begun.text
+    node = begun.json()["data"]["node"]
+
+    async def backup() -> tuple[str, str]:
+        """Each call comes to the other node."""
+        latest = (await page("GET", "/v1.1/operator/backups", headers=bearer(token))).json()["data"]["latest"]
+        return latest["status"], latest["node"]
+
+    for _ in nodes:
+        await comes(backup, ("done", node))
+        found = await page("GET", "/v1.1/operator/backups", headers=bearer(token))
+        assert [one["node"] for one in found.json()["data"]["backups"]] == [node]
 
 
 async def test_what_one_node_has_begun_is_asked_for_at_another(nodes: list[Node]) -> None:

@@ -1,14 +1,19 @@
 """One of several nodes at a time stores readings of a device in a cloud, and all know the failures that each notes."""
 
+from functools import partial
+
 import pytest
 import trio
 
 from broker.clock import Clock
 from broker.connectors.problems import Doing, Problems
 from broker.connectors.turns import Turns
+from broker.errors import Conflict
+from broker.operating import backups
 from broker.secrets import Vault
 from storage.database import Transaction
 from storage.keys import DeviceKey, DeviceTypeKey
+from storage.operator_backups import OperatorBackupRecord
 from tests.cluster.history import Part, parts_of_a_cluster
 from tests.factories import build_world
 
@@ -48,6 +53,24 @@ async def test_turns_of_two_nodes_follow_each_other(nursery: trio.Nursery) -> No
             while len(order) < 3:  # noqa: ASYNC110 - the other node waits for the store
                 await trio.sleep(0.01)
         assert order == ["other", "a", "b"]
+
+
+async def test_one_backup_is_made_at_a_time_on_all_nodes() -> None:
+    async with parts_of_a_cluster(2, follow=False) as parts:
+        for part in parts:
+            await _join(part)
+        records = [
+            OperatorBackupRecord(part.facts.node, part.facts.instance, "running", at, None, 0, 0, "", "", "[]")
+            for at, part in enumerate(parts, start=1)
+        ]
+        await parts[0].database.write(partial(backups._begin, records[0]))
+        with pytest.raises(Conflict):
+            await parts[1].database.write(partial(backups._begin, records[1]))
+        gone = parts[0].facts.node
+        await parts[1].database.write(
+            lambda tx: tx.connection.execute("DELETE FROM lease WHERE node = :node", {"node": gone})
+        )
+        await parts[1].database.write(partial(backups._begin, records[1]))
 
 
 async def test_the_turn_of_a_node_that_is_gone_is_free() -> None:

@@ -2,6 +2,8 @@
 
 from typing import Annotated
 
+from msgspec import UNSET, UnsetType
+
 from broker.operating.backups import UNDER_WAY, BackupProgress
 from broker.operating.room import OperatingRoom
 from protocols.http.calls import USER, RestCall, RestCalls
@@ -29,12 +31,14 @@ class _Progress(Shape):
     total: Annotated[Amount, about("Bytes to read; 0 before it is known")]
     file: str
     problem: str
+    node: Annotated[str, about("Of several nodes: the one that makes it")] | UnsetType = UNSET
 
 
 class _KeptBackup(Shape):
     name: str
     size: Annotated[int, integer("Bytes", lowest=0)]
     made_on: Timestamp
+    node: Annotated[str, about("Of several nodes: the one on whose machine it is")] | UnsetType = UNSET
 
 
 class _Backups(Shape):
@@ -47,8 +51,10 @@ class _Backups(Shape):
 
     folder: Annotated[str, about("On the machine of the service")]
     available_bytes: Annotated[Amount, about("Free on the disk of the folder")]
-    latest: Annotated[_Progress, about("The latest since the start")] | None
-    backups: Annotated[list[_KeptBackup], about("Those in the folder, the newest first")]
+    latest: Annotated[_Progress, about("The latest since the start; of several nodes, of all of them")] | None
+    backups: Annotated[
+        list[_KeptBackup], about("Those in the folder, the newest first; of several nodes, in the folder of each")
+    ]
 
 
 class OperatorBackupCalls(RestCalls):
@@ -60,13 +66,13 @@ class OperatorBackupCalls(RestCalls):
     @RestCall("GET", "/operator/backups", tokens=USER, on=ONLY_OPERATORS, summary="The backups that are there")
     async def backups(self) -> Data[_Backups]:
         kept = await self._operating.backups.kept(self._operating.the_machine())
-        latest = self._operating.backups.latest
+        latest = await self._operating.backups.latest()
         return Data(
             _Backups(
                 str(self._operating.backups.folder),
                 await self._operating.the_machine().available(self._operating.backups.folder),
                 None if latest is None else _progress(latest),
-                [_KeptBackup(one.name, one.size, one.made_on) for one in kept],
+                [_KeptBackup(one.name, one.size, one.made_on, one.node or UNSET) for one in kept],
             )
         )
 
@@ -81,8 +87,9 @@ class OperatorBackupCalls(RestCalls):
         refusals={409: f"{UNDER_WAY}."},
     )
     async def back_up(self) -> Data[_Progress]:
-        return Data(_progress(self._operating.backups.begin(self._operating.the_machine())))
+        return Data(_progress(await self._operating.backups.begin(self._operating.the_machine())))
 
 
 def _progress(one: BackupProgress) -> _Progress:
-    return _Progress(one.status, one.started_on, one.ended_on, one.done, one.total, one.file, one.problem)
+    about = one.status, one.started_on, one.ended_on, one.done, one.total, one.file, one.problem
+    return _Progress(*about, one.node or UNSET)

@@ -322,7 +322,7 @@ async def test_the_work_itself_tells_that_it_goes_on(
         assert set(await told()) == {"progress.deliveries"}
 
         services.operating.machine = machine = FakeMachine()
-        services.operating.backups.begin(machine)
+        await services.operating.backups.begin(machine)
         assert set(await told()) == {"progress.backup"}
         machine.failure = "the disk is full"
         machine.gate.set()
