@@ -44,6 +44,7 @@ from broker.found.definitions import (
     definition_of,
     values_of,
 )
+from broker.found.templates import Template
 from broker.ids import new_id
 from broker.loops import Wakeup
 from broker.messages.ingest import Ingest
@@ -54,6 +55,7 @@ from config.limits import (
     FOUND_COMPONENTS_MAX,
     FOUND_DEVICES_MAX,
     FOUND_DOCUMENT_BYTES,
+    FOUND_TOPIC_NODES,
     FOUND_WAITING,
     FOUND_WAITING_BYTES,
     MAX_DATA_BYTES,
@@ -75,6 +77,8 @@ _CLIENTS_SECONDS: Final = 60.0
 _RETRY_SECONDS: Final = 5.0
 #: Devices that one topic may have the states of.
 _DEVICES_OF_A_TOPIC: Final = 20
+#: Different templates by which one topic may say whether devices are there.
+_TEMPLATES_OF_AVAILABILITY: Final = 5
 
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -291,9 +295,9 @@ class DeviceFinder:
             for made, by, readings in known:
                 if by == source:
                     self._take_state(made, readings, message.payload)
-        for made, by, availability in self._availability.get(message.topic, ()):
-            if by == source:
-                self._take_availability(client, made, availability, message.payload)
+        if (tellers := self._availability.get(message.topic)) is not None:
+            mine = [(made, availability) for made, by, availability in tellers if by == source]
+            self._take_availability(client, mine, message.payload)
         topic = message.topic.decode(errors="replace")
         if is_announcement(client.prefix, topic):
             self._add(client, partial(self._announced, client, topic, message.payload), len(message.payload))
@@ -322,12 +326,18 @@ class DeviceFinder:
         except DomainError as error:
             self._ingest.refused.note(device, error)
 
-    def _take_availability(self, client: _Client, made: DeviceKey, one: AvailabilityTopic, payload: bytes) -> None:
+    def _take_availability(
+        self, client: _Client, tellers: Iterable[tuple[DeviceKey, AvailabilityTopic]], payload: bytes
+    ) -> None:
+        """Each template is rendered once: all devices of a client may have the same one."""
         with suppress(ValidationFailed, TooManyAnnouncements):
-            text = PublishedState(payload).rendered(one.template)
-            if text in {one.available, one.not_available}:
-                status = "online" if text == one.available else "offline"
-                self._add(client, partial(self._set_status, made, status), 0)
+            state, texts = PublishedState(payload), dict[Template | None, str | None]()
+            for made, one in tellers:
+                if one.template not in texts:
+                    texts[one.template] = state.rendered(one.template)
+                if (text := texts[one.template]) in {one.available, one.not_available}:
+                    status = "online" if text == one.available else "offline"
+                    self._add(client, partial(self._set_status, made, status), 0)
 
     async def _set_status(self, made: DeviceKey, status: str) -> None:
         if made in self._accepted:
@@ -369,6 +379,7 @@ class DeviceFinder:
     def _index(self) -> None:
         """Make the tables of topics again."""
         self._accepted, self._readings, self._availability = {}, {}, {}
+        costs: dict[bytes, int] = {}
         for client in self._clients.values():
             for found in client.found.values():
                 if found.record.status != ACCEPTED or (made := found.record.device) is None:
@@ -378,12 +389,27 @@ class DeviceFinder:
                 for reading in found.definition.readings:
                     by_topic.setdefault(reading.topic.encode(), []).append(reading)
                 for topic, readings in by_topic.items():
+                    cost = costs.get(topic, 0) + sum(one.cost for one in readings)
                     entries = self._readings.setdefault(topic, [])
-                    if len(entries) < _DEVICES_OF_A_TOPIC:
-                        entries.append((made, client.device.key, readings))
+                    if len(entries) >= _DEVICES_OF_A_TOPIC or cost > FOUND_TOPIC_NODES:
+                        self._leave_out(client, found, topic)
+                        continue
+                    costs[topic] = cost
+                    entries.append((made, client.device.key, readings))
                 for one in found.definition.availability:
-                    self._availability.setdefault(one.topic.encode(), []).append((made, client.device.key, one))
+                    topic = one.topic.encode()
+                    tellers = self._availability.setdefault(topic, [])
+                    templates = {teller.template for _, _, teller in tellers}
+                    if one.template in templates or len(templates) < _TEMPLATES_OF_AVAILABILITY:
+                        tellers.append((made, client.device.key, one))
+                    else:
+                        self._leave_out(client, found, topic)
         self._ready = {key: device for key, device in self._ready.items() if key in self._accepted}
+
+    def _leave_out(self, client: _Client, found: FoundDevice, topic: bytes) -> None:
+        """Too many devices have their states, or too costly ones, at one topic."""
+        reason = f"{found.record.name}: {topic.decode(errors='replace')[:100]} is the topic of too many devices"
+        self._refusals.note("announcement_refused", reason=reason, caller=f"device {client.device.id}")
 
     # --- The worker ---
 
@@ -558,9 +584,10 @@ class DeviceFinder:
             for of, by, readings in self._readings.get(topic, ()):
                 if of == made and by == client.device.key:
                     self._take_state(made, readings, payload)
-            for of, by, one in self._availability.get(topic, ()):
-                if of == made and by == client.device.key:
-                    self._take_availability(client, made, one, payload)
+            tellers = self._availability.get(topic, ())
+            mine = [(of, one) for of, by, one in tellers if of == made and by == client.device.key]
+            if mine:
+                self._take_availability(client, mine, payload)
 
 
 def _said(error: DomainError) -> str:

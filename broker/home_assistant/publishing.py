@@ -56,6 +56,8 @@ _PAUSE_SECONDS: Final = 0.1
 #: How often users that the settings name are looked up: one may be made, or get another address, at any time.
 _USERS_SECONDS: Final = 60.0
 _RETRY_SECONDS: Final = 5.0
+#: Everything of one user is published again at most once in this time.
+_AGAIN_SECONDS: Final = 5.0
 _ONLINE: Final = b"online"
 _OFFLINE: Final = b"offline"
 
@@ -131,6 +133,8 @@ class HomeAnnouncer:
         self._lines: dict[UserKey, _Line] = {}
         self._wakeup = Wakeup()
         self._users_due_at = 0.0
+        self._again: dict[UserKey, float] = {}  # when everything of a user may be published again
+        self._began: dict[UserKey, float] = {}  # when that began last
         self._actions = 0
         router.subscribe(DeviceChanged, self._device_changed, FactPhase.EFFECT)
         router.subscribe(DeviceDeleted, self._device_changed, FactPhase.EFFECT)
@@ -231,9 +235,8 @@ class HomeAnnouncer:
         if prefix is None:
             return False
         if message.payload == _ONLINE and message.topic == f"{prefix}/status".encode():
-            for key, one in self._shown.items():
-                if owner in one.audience:
-                    self._look(key, again=True)
+            self._again.setdefault(owner, self._began.get(owner, 0.0) + _AGAIN_SECONDS)
+            self._wakeup.set()
             return False
         if (set_topic := asked(message.topic)) is None:
             return False
@@ -273,6 +276,7 @@ class HomeAnnouncer:
         """Each owner has one turn; whether there is more to do. Raises StoreError."""
         if (self._wanted or self._homes) and trio.current_time() >= self._users_due_at:
             await self._look_up_users()
+        self._begin_again()
         for owner in list(self._lines):
             line = self._lines[owner]
             self._show_rows(line)
@@ -280,7 +284,16 @@ class HomeAnnouncer:
             if not line.rows and not line.looks:
                 self._lines.pop(owner, None)
             await trio.lowlevel.checkpoint()
-        return bool(self._lines)
+        return bool(self._lines or self._again)
+
+    def _begin_again(self) -> None:
+        now = trio.current_time()
+        for user in [user for user, at in self._again.items() if at <= now]:
+            del self._again[user]
+            self._began[user] = now
+            for key, shown in self._shown.items():
+                if user in shown.audience:
+                    self._look(key, again=True)
 
     async def _look_up_users(self) -> None:
         wanted = self._wanted

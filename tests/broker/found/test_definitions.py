@@ -10,7 +10,7 @@ from broker.device_types.manifest_parser import parse_manifest
 from broker.errors import ValidationFailed
 from broker.found.announcements import Announcement, is_announcement, read_announcement
 from broker.found.definitions import FoundDefinition, definition_of, values_of, word_of
-from config.limits import FOUND_COMPONENTS_MAX
+from config.limits import FOUND_COMPONENTS_MAX, FOUND_TOPIC_NODES
 from tests.rows import each_row
 
 PREFIX = "homeassistant"
@@ -216,7 +216,7 @@ def test_one_message_is_for_a_bounded_number_of_templates() -> None:
     definition = definition_of(components)
     assert len(definition.readings) + len(definition.problems) == 60
     assert 0 < len(definition.problems) < 60
-    assert "more than 3000 parts" in definition.problems[0].text
+    assert f"more than {FOUND_TOPIC_NODES} parts" in definition.problems[0].text
 
 
 def test_which_topics_are_announcements() -> None:

@@ -256,3 +256,20 @@ async def test_home_assistant_is_told_of_it_by_its_client_alone(home: Server, wo
     assert device is not None
     assert not [topic for topic in space._retained if device.id.encode() in topic]
     assert [topic for topic in space._retained if HALL.encode() in topic]
+
+
+async def test_one_topic_is_of_a_bounded_number_of_devices(
+    home: Server, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The states of the first ones are taken."""
+    monkeypatch.setattr("broker.found.finding.FOUND_TOPIC_NODES", 20)
+    client, finder = await dialled(home, KITCHEN), finder_of(home)
+    for number in range(4):
+        template = f"{{{{ value_json.a | int + {number} }}}}"
+        announced = {"stat_t": "a", "val_tpl": template, "unit_of_meas": "W"}
+        await say(client, b"homeassistant/sensor/n%d/a/config" % number, announced)
+    await settled(home)
+    for _, found in finder.of_user(world.ada):
+        await finder.accept(world.ada, found.record.id)
+    await say(client, b"a", {"a": 1})
+    assert await home.stored() == ['{"a":1}', '{"a":2}']

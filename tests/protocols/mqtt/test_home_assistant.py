@@ -234,13 +234,16 @@ async def test_another_manifest_takes_components_away(home: Server) -> None:
 
 
 async def test_home_assistant_that_has_started_gets_everything_again(home: Server) -> None:
-    watcher = await dialled(home, HALL)
+    watcher, assistant = await dialled(home, HALL), await dialled(home, KITCHEN)
+    await settled(home)
     await subscribed(watcher, b"homeassistant/device/+/config")
     first = {(await heard(watcher))[:2] for _ in range(2)}
-    for payload in (b"offline", b"online"):
-        await watcher.send(publish_5(1, payload, topic=b"homeassistant/status"))
-        assert acknowledged(await watcher.packet())[1] == 0
+    for payload in (b"offline", b"online", b"online", b"online"):
+        await assistant.send(publish_5(1, payload, topic=b"homeassistant/status"))
+        assert acknowledged(await assistant.packet())[1] == 0
     assert {(await heard(watcher))[:2] for _ in range(2)} == first
+    await watcher.send(PINGREQ)
+    assert await watcher.packet() == (0xD0, b"")  # not three times
 
 
 async def test_without_room_nothing_of_a_device_is_there(
