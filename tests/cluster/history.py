@@ -126,8 +126,10 @@ class Part:
         await self.follower.ready()
         self.reading = []
         self.readings.append(self.reading)
-        await trio.sleep(seconds)
-        self.reading = None
+        try:
+            await trio.sleep(seconds)
+        finally:
+            self.reading = None
 
     def connect(self, link: Link) -> Any:
         """Claim the device, as `Connections.enter` does, and count the claims in the same commit."""
@@ -212,12 +214,14 @@ async def history_of(seed: int, nodes: int = 3, patience_seconds: float = 10) ->
     async with parts_of_a_cluster(nodes) as parts:
         history.parts = parts
         parts[-1].reading = None
-        async with trio.open_nursery() as clients:
-            for device in DEVICES:
-                for _ in range(_CLIENTS_OF_A_DEVICE):
-                    clients.start_soon(_client, device, parts, _of(chance), history)
-            clients.start_soon(_break_connections, parts, _of(chance))
-            clients.start_soon(_come_and_go, parts[-1], _of(chance))
+        async with trio.open_nursery() as readers:
+            readers.start_soon(_come_and_go, parts[-1], _of(chance))
+            async with trio.open_nursery() as clients:
+                for device in DEVICES:
+                    for _ in range(_CLIENTS_OF_A_DEVICE):
+                        clients.start_soon(_client, device, parts, _of(chance), history)
+                clients.start_soon(_break_connections, parts, _of(chance))
+            readers.cancel_scope.cancel()
         for part in parts:
             with suppress(StoreError):
                 await part.journal.wait_committed()
@@ -268,7 +272,7 @@ def _of(chance: random.Random) -> random.Random:
 
 
 async def _come_and_go(part: Part, chance: random.Random) -> None:
-    for _ in range(8):
+    while True:
         await trio.sleep(chance.random() * 0.05)
         with suppress(StoreError):
             await part.read_for(chance.random() * 0.15)

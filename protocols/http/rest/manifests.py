@@ -61,6 +61,9 @@ class ManifestCalls(RestCalls):
                 "isCollection": {"type": "boolean"},
                 "description": {"type": "string"},
                 "unit": {"type": "string", "description": "As text, like °C"},
+                "lwm2m": {"type": "string", "description": "The resource of the field, like /3303/0/5700"},
+                "settable": {"type": "boolean", "description": "True: values may be wanted of it"},
+                "tolerance": {"type": "number", "description": "How near to a wanted value is near enough"},
                 "metadata": {
                     "type": "object",
                     "description": "By type of metadata",
@@ -76,6 +79,11 @@ class ManifestCalls(RestCalls):
                 "description": {"type": "string"},
                 "isStandard": {"type": "boolean"},
                 "parameters": {"type": "object", "additionalProperties": _FIELD},
+                "lwm2m": {
+                    "type": "object",
+                    "description": "The operation on a resource: `execute`, or `write` with `value` or `parameter`",
+                    "additionalProperties": True,
+                },
             },
         },
     }
