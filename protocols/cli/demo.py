@@ -168,8 +168,8 @@ def _serve_together(
         for at in range(number):
             name = chr(ord("a") + at)
             node = DemoNode(name, folder / f"{name}.toml", folder / name if at else state)
-            taken = {
-                one: _port(ctx, f"{one}_port", port + at if port else 0, kind)
+            taken = {  # one that is started again has the ports that it had, which the balancer knows
+                one: _port(ctx, f"{one}_port", port + at if port else 0, kind) or _free_port(kind)
                 for (one, port), kind in zip(ports.items(), _KINDS, strict=True)
             }
             node.configure(ports=taken, store=store, operator=_ADMINISTRATOR)
@@ -190,9 +190,9 @@ def _serve_together(
         _serve(settings, nodes, balancer, show_actions)
 
 
-def _free_port() -> int:
+def _free_port(kind: socket.SocketKind = socket.SOCK_STREAM) -> int:
     """One that is free now."""
-    with socket.socket() as probe:
+    with socket.socket(type=kind) as probe:
         probe.bind((_HOST, 0))
         return int(probe.getsockname()[1])
 

@@ -108,7 +108,8 @@ def test_it_says_where_everything_is(demo: Demo) -> None:
     assert f"Look at   http://{balancer_of(demo)}/operator: " in demo.said
     assert f"Console   http://{balancer_of(demo)}/console/enter?code=" in demo.said
     assert f"export URL=http://{balancer_of(demo)} " in demo.said
-    assert "drain --config " in demo.said
+    config = Path(demo.found(r"drain --config (\S+)")).read_text("utf-8")
+    assert f'bind = "{demo.nodes["b"]}"' in config, "a node that is started again has the port that the balancer knows"
     boards = re.findall(r"\w+ board", demo.found(r"simulated: (.+); yours"))
     assert boards or "lwm2m" not in demo.said  # which needs GnuTLS
 
@@ -174,7 +175,7 @@ def test_the_operator_sees_all_nodes_at_any_width(demo: Demo, window: Chromium) 
         for size, dark in LOOKS.values():
             window.show(size, dark=dark)
             window.screenshot(Path(folder) / f"nodes-{size[0]}{'.dark' * dark}.png")
-    assert measured(window, longest=7_000) == []  # a card for each node, and for each listener
+    assert measured(window, longest=8_000) == []  # a card for each node, and for each listener
     window.leave()
 
 
