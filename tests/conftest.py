@@ -70,6 +70,7 @@ LONGEST: Final = (
     "cluster/test_faults.py",
     "cluster/test_demo.py",
     "cluster/test_node_ends.py",
+    "cluster/test_devices_of_nodes.py",
     "cluster/test_history.py",
     "e2e/console/test_developer.py",
     "upgrades/test_upgrades.py",
