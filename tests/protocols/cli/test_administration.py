@@ -213,6 +213,7 @@ NOBODY: Mapping[str, tuple[Mapping[str, object], str]] = {
     },
     "found list": ({"owner": "Nobody"}, "there is no user 'Nobody'"),
     **{f"found {verb}": ({"found": "Nobody"}, "there is no found device 'Nobody'") for verb in ("accept", "ignore")},
+    "device import": ({"text": "name,type\n", "owner": "Nobody"}, "there is no user 'Nobody'"),
     "device list": ({"owner": "Nobody"}, "there is no user 'Nobody'"),
     **{
         f"user {verb}": ({"user": "Nobody"}, "there is no user 'Nobody'")

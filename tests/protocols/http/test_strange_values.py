@@ -11,14 +11,15 @@ import pytest
 from broker.accounts.tokens import TokenKind
 from broker.errors import ValidationFailed
 from broker.services import Services
-from config.settings import Limits, Settings
+from config.settings import Discover, Limits, Mqtt, Settings
 from protocols.http.application import CALLS
 from protocols.http.calls import RestCall
 from protocols.http.reading import json_object
 from protocols.http.reading import members as read
 from protocols.http.rest.batches import NewBatch
 from protocols.http.rest.sending import NewAction, NewMessage
-from tests.factories import ADA_TOKEN, APPLICATION_TOKEN, KITCHEN_TOKEN, World
+from protocols.http.rest.wanted import NewWanted
+from tests.factories import ADA_TOKEN, APPLICATION_TOKEN, BOBS, KITCHEN, KITCHEN_TOKEN, World
 from tests.properties import every_nth_daily
 from tests.protocols.http.conftest import bearer
 from tests.protocols.http.test_order_of_checks import PARAMETER, Named, named, rows
@@ -42,7 +43,12 @@ BODIES: Final = [call for call in CALLS if call.takes_body and not call.needs_ce
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
     """With room for exports, and no limit that a hundred requests reach."""
-    return Settings(state_dir=settings.state_dir, limits=Limits(rate_limits="off", quotas="off"))
+    return Settings(
+        state_dir=settings.state_dir,
+        limits=Limits(rate_limits="off", quotas="off"),
+        mqtt=Mqtt(topics="open"),
+        discover=(Discover(KITCHEN, "ada@example.org"), Discover(BOBS, "bob@example.org")),
+    )
 
 
 def members(example: Any) -> list[list[str | int]]:
@@ -98,9 +104,9 @@ async def test_no_value_in_a_body_is_an_error_of_the_server(
 @each_row("call", [call for call in BODIES if call.is_object or hasattr(call.body, "__struct_fields__")])
 @pytest.mark.parametrize("value", VALUES[:4])
 def test_a_number_out_of_range_is_refused_with_its_path_wherever_it_is(call: RestCall, value: str) -> None:
-    """Messages of devices are excepted: their numbers are judged as on every protocol."""
+    """Values of devices are excepted: their numbers are judged as on every protocol."""
     body = f'{{"given":[0,{{"inner":{value}}}]}}'.encode()
-    if call.body in {NewMessage, NewAction, NewBatch}:
+    if call.body in {NewMessage, NewAction, NewBatch, NewWanted}:
         with suppress(ValidationFailed):
             read(body, call.body)
         return
