@@ -455,11 +455,11 @@ class Chromium:
         script, end = _UNTIL % condition, time.monotonic() + PATIENCE_SECONDS
         while True:
             # A page that goes away is an error, also before the time is over, and one that comes has not all yet.
-            with suppress(BrowserError):
+            with suppress(BrowserError, TimeoutError):
                 if found := self.run_async(script, *arguments):
                     return found
             if time.monotonic() > end:
-                raise TimeoutError(condition)
+                raise TimeoutError(condition, *arguments)
             time.sleep(_LOOK_EVERY_SECONDS)
 
     def wait(self, condition: Callable[[], T | None]) -> T:

@@ -15,6 +15,7 @@ export class Wanting {
     if (this.fields.length === 0) return;
     this.units = manifest.fields;
     $("#wanted-box").hidden = false;
+    $("#wanted").setAttribute("aria-busy", "true");
     this.form = $("#want");
     this.choice = h("select", { id: "wanted-field", name: "data" }, this.fields.map(([path]) => h("option", { value: path }, path)));
     this.value = h("div", { class: "fields" });
