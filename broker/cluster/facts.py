@@ -35,7 +35,7 @@ _log = structlog.get_logger(__name__)
 class Rows(Protocol):
     """Publishes the rows of other nodes (broker/messages/follower.py)."""
 
-    async def before(self, first: Position, last: Position) -> None:
+    async def before(self, first: Position, last: Position, *, has_actions: bool) -> None:
         """Publish what comes before a commit of this node with these positions. Raises StoreError."""
 
     async def read_on(self) -> None:
@@ -195,7 +195,7 @@ class FactLog:
         with trio.CancelScope(shield=True, deadline=trio.current_time() + self._patience_seconds):
             while True:
                 try:
-                    await self.rows.before(Position(last - number + 1), last)
+                    await self.rows.before(Position(last - number + 1), last, has_actions=bool(group.actions))
                 except StoreError as error:
                     failed = error
                 else:

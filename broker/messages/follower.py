@@ -5,7 +5,8 @@ commit, so what a reader sees has no row before it that comes later. The rows of
 (broker/messages/ingest.py), each after the rows of others that come before it.
 
 That is so while somebody here needs each message at once, as live feeds do. Otherwise only Actions are read, which may
-go to a device that is connected to this node, and messages are passed over. Whoever reads the log by itself is told
+go to a device that is connected to this node, and messages are passed over. Actions always keep their order: a session
+of MQTT has come to the position of its last one. Whoever reads the log by itself is told
 when it has grown.
 """
 
@@ -113,18 +114,21 @@ class LogFollower:
                 is_reading = block.is_whole
         self.on_begin()
 
-    async def before(self, first: Position, last: Position) -> None:
+    async def before(self, first: Position, last: Position, *, has_actions: bool) -> None:
         """Publish what comes before a commit of this node with these positions. Raises StoreError."""
-        if not self.reads_messages():  # Actions of others wait for nothing of this node
+        if not has_actions and not self.reads_messages():  # Actions of others wait for no messages
             if self._own and self._own[-1].last == first - 1:
                 first = self._own.pop().first
             self._own.append(_Commit(first, last))
             return
         async with self._turn:
             while self._position < first - 1:
-                await self._hold_and_publish(
-                    await self._database.look_up(partial(_between, self._position, Position(first - 1)))
-                )
+                with_messages = self.reads_messages()
+                between = partial(_rows, behind=self._position, upto=Position(first - 1), with_messages=with_messages)
+                block = await self._database.look_up(between)
+                devices = await self._held(block)
+                if with_messages or not self.reads_messages():
+                    self._publish(block, block.upto, devices)
             self._move(last)
 
     async def read_on(self) -> None:
@@ -248,11 +252,6 @@ class LogFollower:
 
     def statistics(self) -> FollowerStatistics:
         return FollowerStatistics(self._position, self._rows, self.reads_messages())
-
-
-def _between(behind: Position, upto: Position, tx: Transaction) -> _Block:
-    """Of both tables."""
-    return _rows(tx, behind, upto, with_messages=True)
 
 
 def _block(behind: Position, own_upto: Position, instance: str, tx: Transaction, *, with_messages: bool) -> _Block:

@@ -65,7 +65,7 @@ def facts_out_of_order(monkeypatch: pytest.MonkeyPatch) -> None:
 def gaps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of others that come before a commit are not read."""
 
-    async def before(self: LogFollower, _first: Position, last: Position) -> None:
+    async def before(self: LogFollower, _first: Position, last: Position, **_: bool) -> None:
         self._position = max(self._position, last)
 
     monkeypatch.setattr(LogFollower, "before", before)

@@ -21,7 +21,7 @@ class RowsOfOthers:
         self.until = until
         self.told: list[str] = []
 
-    async def before(self, first: Position, last: Position) -> None:
+    async def before(self, first: Position, last: Position, *, has_actions: bool) -> None:  # noqa: ARG002 - as rows are
         if trio.current_time() < self.until:
             raise StoreError("the database is away")
         self.told.append(f"before {first} to {last}")

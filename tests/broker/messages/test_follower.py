@@ -28,7 +28,7 @@ async def test_an_action_whose_source_is_deleted_reaches_its_destination(
     core.router.subscribe(ActionStored, found.append)
     follower = LogFollower(core.database, core.router, devices.registry, services.messages.mids, "another", head)
     follower.wants_messages.append(lambda: True)
-    await follower.before(Position(head + 4), Position(head + 4))
+    await follower.before(Position(head + 4), Position(head + 4), has_actions=False)
     assert [(one.action.sdid, one.action.ddid) for one in found] == [(HALL, HALL), (HALL, HALL)]
     assert follower.statistics().position == head + 4
 
@@ -82,7 +82,7 @@ async def following(services: Services, kitchen: Device, monkeypatch: pytest.Mon
 async def test_messages_that_nobody_needs_are_passed_over(following: Following) -> None:
     follower, begun = following.follower, following.follower.statistics().position
     await following.store(3)
-    await follower.before(Position(begun + 2), Position(begun + 2))
+    await follower.before(Position(begun + 2), Position(begun + 2), has_actions=False)
     await follower.read_on()
     assert (following.published, follower.statistics().rows) == ([], 0)
 
@@ -91,13 +91,13 @@ async def test_whoever_begins_to_need_messages_gets_all_from_then_on(following: 
     """Those before, some of which were of this node and some of others, are neither repeated nor sent late."""
     follower, begun = following.follower, following.follower.statistics().position
     await following.store(3)
-    await follower.before(Position(begun + 1), Position(begun + 1))
-    await follower.before(Position(begun + 2), Position(begun + 2))
+    await follower.before(Position(begun + 1), Position(begun + 1), has_actions=False)
+    await follower.before(Position(begun + 2), Position(begun + 2), has_actions=False)
     assert len(follower._own) == 1
     await follower.ready()
     following.wants = True
     await following.store(2)
-    await follower.before(Position(begun + 6), Position(begun + 6))
+    await follower.before(Position(begun + 6), Position(begun + 6), has_actions=False)
     assert following.published == [begun + 4, begun + 5]
 
 
@@ -132,3 +132,20 @@ async def test_who_reads_the_log_is_told_that_it_has_grown(following: Following)
     await following.follower.messages_came()
     assert heard == ["one", "one"]
     assert following.published == []
+
+
+async def test_actions_keep_their_order_while_messages_are_passed_over(
+    following: Following, services: Services, kitchen: Device, hall: Device
+) -> None:
+    """A session of MQTT has come to the position of its last Action, and would leave out one that comes later."""
+    found: list[ActionStored] = []
+    begun = following.follower.statistics().position
+    await following.store()
+    services.messages.ingest.submit_action(kitchen, hall, b'{"actions":[{"name":"setOn"}]}')
+    await services.messages.ingest.wait_committed()
+    services.core.router.subscribe(ActionStored, found.append)
+    await following.follower.before(Position(begun + 3), Position(begun + 3), has_actions=True)
+    assert [one.action.position for one in found] == [begun + 2]
+    assert following.published == []
+    await following.follower.read_on()
+    assert len(found) == 1
