@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from broker.device_types.manifest import Field, Manifest
+from broker.device_types.manifest_parser import MAX_LEVELS
 from broker.device_types.normalize import normalized_value
 from broker.errors import BadRequest, Finding, ValidationFailed, invalid, too_long
 from broker.nesting import check_nesting
@@ -75,15 +76,16 @@ def read_wanted(data: bytes, manifest: Manifest, path: str = "data") -> Given:
     return found
 
 
-def _leaves(data: bytes, manifest: Manifest, prefix: str) -> Iterator[tuple[str, bytes]]:
-    """The members by dotted path, as JSON. A member of a group that is an object is looked into."""
+def _leaves(data: bytes, manifest: Manifest, prefix: str, level: int = 1) -> Iterator[tuple[str, bytes]]:
+    """The members by dotted path, as JSON. An object is looked into, as deep as a Manifest has groups."""
     members = _members(data)
     if len(members) > WANTED_FIELDS_MAX:
         raise ValidationFailed.of("data", too_long(WANTED_FIELDS_MAX))
     for name, raw in members.items():
         path, value = prefix + name, bytes(raw).strip()
-        if value[:1] == b"{" and manifest.field_at(path) is None and value != b"{}":
-            yield from _leaves(value, manifest, f"{path}.")
+        is_group = value[:1] == b"{" and manifest.field_at(path) is None and value != b"{}"
+        if is_group and level <= MAX_LEVELS:
+            yield from _leaves(value, manifest, f"{path}.", level + 1)
         else:
             yield path, value
 

@@ -159,7 +159,8 @@ class Wanted:
         if len(document_of(open_)) > MAX_DATA_BYTES:
             raise ValidationFailed.of("data", too_long(MAX_DATA_BYTES))
         others = sum(one.ended_on is None for one in before.values())
-        if tx.wanted.number_of_owner(known.owner) - others + len(open_) > WANTED_OF_USER:
+        more = len(open_) - others
+        if more > 0 and tx.wanted.number_of_owner(known.owner) + more > WANTED_OF_USER:
             raise ValidationFailed.of("data", TOO_MANY_OF_USER)
         tx.wanted.put(after[path] for path, one in wish.values.items() if one is not None)
         tx.tell(WANTED, device)

@@ -23,6 +23,7 @@ from protocols.coap.observe import NotificationBody, Observation
 from protocols.coap.requests import CoapRequest, CoapResponse, json_to, refusal, response_options
 from protocols.coap.session import CoapSession, Observer
 from protocols.rooms import CoapRooms
+from storage.keys import DeviceKey
 
 #: The path of the wanted values of a device; its token follows.
 WANTED: Final = (b"v1.1", b"wanted")
@@ -85,6 +86,8 @@ class Observers:
         self._observers = self._notifications = self._lost = 0
         # The observers with a notification that is acknowledged but not fetched to its end; when its time is over.
         self._fetching: dict[Observer, float] = {}
+        # Those of wanted values: one for each device, as of Actions.
+        self._of_wanted: dict[DeviceKey, Observer] = {}
 
     def register(self, session: CoapSession, request: CoapRequest, token: bytes, device: Device, caller: Caller) -> int:
         """Begin or refresh an observation of Actions, or of wanted values. Call `when_entered`, and
@@ -101,6 +104,10 @@ class Observers:
         observation = Observation(token, request.path, request.answer_format, exponent)
         is_of_wanted = request.path[:-1] == WANTED
         observer = Observer(session, device, observation, is_of_wanted=is_of_wanted)
+        if is_of_wanted:
+            if (former := self._of_wanted.get(device.key)) is not None:
+                self.end(former, _FINAL[CloseReason.REPLACED])
+            self._of_wanted[device.key] = observer
         observer.link = observer.connection.enter_context(
             self._rooms.routing.connections.connect(
                 device,
@@ -177,6 +184,8 @@ class Observers:
         if session.observers.get(observation.token) is not observer:
             return
         del session.observers[observation.token]
+        if self._of_wanted.get(observer.device.key) is observer:
+            del self._of_wanted[observer.device.key]
         self._observers -= 1
         self._fetching.pop(observer, None)
         try:

@@ -5,6 +5,7 @@ import msgspec
 from trio.testing import wait_all_tasks_blocked
 
 from broker.services import Services
+from protocols.coap.endpoint import CoapEndpoint
 from protocols.coap.messages import CBOR, CON, Code, Option, uint
 from storage.keys import DeviceKey
 from tests.factories import KITCHEN_TOKEN, LIGHT_TYPE, World
@@ -45,6 +46,26 @@ async def test_get_answers_only_what_has_changed(peer: Peer, services: Services,
     assert (await services.wanted.show(await services.devices.registry.get(world.kitchen))).fields[0].state == "sent"
     peer.request(Code.POST, PATH, b"{}")
     assert peer.take().code == 0x85
+
+
+async def test_a_device_has_one_observation_of_its_wanted_values(
+    peer: Peer, endpoint: CoapEndpoint, services: Services, world: World
+) -> None:
+    """However many it asks for, so that it fills no memory."""
+    await settable(services)
+    for number in range(5):
+        peer.request(Code.GET, PATH, options=[(Option.OBSERVE, uint(0))], token=b"w%d" % number)
+        await wait_all_tasks_blocked()
+    assert endpoint.statistics().observers == 1
+    await want(services, world.kitchen, intensity=1)
+    told = []
+    while peer.inbox:
+        message = peer.inbox.pop(0)
+        if message.type == CON:
+            told.append((message.token, message.code))
+            peer.acknowledge(message)
+    replaced = 0x89  # 4.09
+    assert told == [(b"w0", replaced), (b"w1", replaced), (b"w2", replaced), (b"w3", replaced), (b"w4", Code.CONTENT)]
 
 
 async def test_an_observer_gets_the_last_state_and_keeps_its_actions(

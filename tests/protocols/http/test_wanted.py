@@ -27,6 +27,9 @@ FIELDS: Final[list[dict[str, Any]]] = [
 ]
 
 
+NESTED: Final[dict[str, Any]] = {"a": {"a": {"a": {"a": {"a": {"a": {"a": 1}}}}}}}
+
+
 @pytest.fixture
 async def api(services: Services, api: httpx.AsyncClient) -> httpx.AsyncClient:
     await services.device_types.manifests.upload(LIGHT_TYPE, {"fields": FIELDS}, approve=True)
@@ -161,6 +164,11 @@ async def test_null_withdraws_one_and_delete_all(api: httpx.AsyncClient, told: l
         ({"fan": 1}, "data.fan", "Invalid value: is no field of the Manifest"),
         ({"fan": {}}, "data.fan", "Invalid value: is no field of the Manifest"),
         ({"fan": {"x": 1}}, "data.fan.x", "Invalid value: is no field of the Manifest"),
+        (
+            {"a": {"b": {"c": {"d": {"e": {"f": {"g": 1}}}}}}},
+            "data.a.b.c.d.e.f",
+            "Invalid value: is no field of the Manifest",
+        ),
         ({"label": "x" * 1_100}, "data", "Maximum length 1024"),
         ({f"f{number}": 1 for number in range(10_000)}, "data", f"Maximum length {WANTED_FIELDS_MAX}"),
     ],
