@@ -86,7 +86,7 @@ class Observers:
         self._observers = self._notifications = self._lost = 0
         # The observers with a notification that is acknowledged but not fetched to its end; when its time is over.
         self._fetching: dict[Observer, float] = {}
-        # Those of wanted values: one for each device, as of Actions.
+        # Observers of wanted values: one for each device, as of Actions.
         self._of_wanted: dict[DeviceKey, Observer] = {}
 
     def register(self, session: CoapSession, request: CoapRequest, token: bytes, device: Device, caller: Caller) -> int:
