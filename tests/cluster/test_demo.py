@@ -87,13 +87,17 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
         yield found
     finally:
         process.send_signal(signal.SIGINT)
-        status = process.wait(timeout=30)
-        assert process.stdout is not None
-        process.stdout.close()
-        if data := re.findall(r"Making a database of PostgreSQL in (\S+)\.\n", found.said):
-            assert not (Path(data[0]) / "postmaster.pid").exists(), "it has ended with the demo"
-            shutil.rmtree(data[0])
-            Path(f"{data[0]}.log").unlink(missing_ok=True)
+        try:
+            status = process.wait(timeout=60)
+        finally:
+            assert process.stdout is not None
+            process.stdout.close()
+            data = [Path(one) for one in re.findall(r"Making a database of PostgreSQL in (\S+)\.\n", found.said)]
+            has_ended = not any((one / "postmaster.pid").exists() for one in data)
+            for one in data:
+                shutil.rmtree(one)
+                one.with_name(f"{one.name}.log").unlink(missing_ok=True)
+    assert has_ended, "the database has ended with the demo"
     assert status == 0
     with pytest.raises(httpx.TransportError):
         httpx.get(f"http://{balancer_of(found)}/readyz", timeout=5)
