@@ -22,7 +22,7 @@ from broker.device_sessions import steps
 from broker.device_sessions.session import DeviceSession, Written
 from broker.envelope import Action
 from broker.loops import Loop
-from storage.database import Database
+from storage.database import Database, StoreWork, Transaction
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.mqtt_sessions import DeliveryRecord, TopicSubscriptionRecord
 
@@ -227,9 +227,11 @@ class DeviceSessions:
         self._dropped += 1
         self.settle(session, number)
 
-    def release(self, session: DeviceSession, number: int) -> None:
-        """The device has a delivery of QoS 2; it must not be sent again."""
-        self._write(session, steps.release, number)
+    def release(self, session: DeviceSession, number: int) -> Callable[[], bool]:
+        """The device has a delivery of QoS 2; it must not be sent again. The result says, after the commit, whether
+        that is stored: not when a newer connection has the session."""
+        work = self._write(session, steps.release, number)
+        return lambda: work is None or (work.error is None and work.result is not False)
 
     def receive(self, session: DeviceSession, packet_id: int) -> None:
         """A message of QoS 2 was submitted in this turn: remember its packet id in the same commit."""
@@ -261,13 +263,15 @@ class DeviceSessions:
         for handler in self._on_end:
             handler(device)
 
-    def _write(self, session: DeviceSession, work: Callable[..., None], *arguments: object, size: int = 0) -> None:
+    def _write(
+        self, session: DeviceSession, work: Callable[..., None], *arguments: object, size: int = 0
+    ) -> StoreWork | None:
         if not session.is_stored:
-            return
-        step = partial(work, session.device, *arguments)
+            return None
+        step: Callable[[Transaction], object] = partial(work, session.device, *arguments)
         if session.holder:
-            step = partial(steps.if_held, session.device, session.holder, step)
-        self._database.write_nowait(step, size=size + WRITE_BYTES)
+            step = partial(steps.if_held, session.device, session.holder, partial(work, session.device, *arguments))
+        return self._database.write_nowait(step, size=size + WRITE_BYTES)
 
     # --- Expiry ---
 

@@ -82,10 +82,12 @@ def take_actions(
         tx.mqtt_sessions.remove_delivery(session.device, oldest.number)
 
 
-def if_held(device: DeviceKey, holder: str, work: Callable[[Transaction], None], tx: Transaction) -> None:
-    """Do it unless a newer connection, perhaps to another node, has the session: that one has read it as it was."""
-    if tx.mqtt_sessions.is_held_by(device, holder):
+def if_held(device: DeviceKey, holder: str, work: Callable[[Transaction], None], tx: Transaction) -> bool:
+    """Do it unless a newer connection, perhaps to another node, has the session: that one has read it as it was.
+    Whether it was done."""
+    if is_held := tx.mqtt_sessions.is_held_by(device, holder):
         work(tx)
+    return is_held
 
 
 def subscribe(

@@ -419,10 +419,16 @@ class Deliveries:
     def _release(self, packet_id: bytes, number: int) -> None:
         """Send PUBREL when it is durable that the delivery must not be sent again."""
         if self._lasting is not None and self._lasting.is_stored and self._sessions is not None:
-            self._sessions.release(self._lasting, number)
-            self._put_after_commit(self._answers.pubrel(packet_id))
+            is_stored = self._sessions.release(self._lasting, number)
+            self._ingest.after_commit(partial(self._put_released, self._answers.pubrel(packet_id), is_stored))
         else:
             self._outbox.put(self._answers.pubrel(packet_id))
+
+    def _put_released(self, pubrel: bytes, is_stored: Callable[[], bool], error: StoreError | None) -> None:
+        if error is None and not is_stored():
+            self._end()  # a newer connection has the session, and sends the delivery again
+        else:
+            self._put_durable(pubrel, error)
 
     def _put_after_commit(self, data: bytes) -> None:
         self._ingest.after_commit(partial(self._put_durable, data))

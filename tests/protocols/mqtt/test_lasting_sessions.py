@@ -255,6 +255,19 @@ async def test_a_refused_message_of_qos_2_takes_no_id_in_5_0(server: Server) -> 
     assert await server.stored() == [ON.decode()]
 
 
+async def test_a_delivery_of_qos_2_that_a_newer_connection_has_does_not_go_on(server: Server) -> None:
+    """Of several nodes: that one sends it again, and the device would take it twice."""
+    peer = await lasting(server)
+    await peer.send(subscribe(ACTIONS, qos=2))
+    await peer.expect(suback(2))
+    await act(server.services)
+    await peer.expect(delivered(1, qos=2))
+    (session,) = server.services.device_sessions.sessions._current.values()
+    session.holder = "this node, which the store does not have any more"
+    await peer.send(pubrec(int.from_bytes(packet_id_of(1))))
+    await peer.expect_end()
+
+
 async def test_a_delivery_of_qos_2_goes_on_where_it_was(server: Server) -> None:
     peer = await lasting(server)
     await peer.send(subscribe(ACTIONS, qos=2))
