@@ -262,7 +262,9 @@ async def test_a_delivery_of_qos_2_that_a_newer_connection_has_does_not_go_on(se
     await peer.expect(suback(2))
     await act(server.services)
     await peer.expect(delivered(1, qos=2))
-    (session,) = server.services.device_sessions.sessions._current.values()
+    sessions = server.services.device_sessions.sessions
+    assert sessions is not None
+    (session,) = sessions._current.values()
     session.holder = "this node, which the store does not have any more"
     await peer.send(pubrec(int.from_bytes(packet_id_of(1))))
     await peer.expect_end()
