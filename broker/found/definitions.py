@@ -187,6 +187,11 @@ class _Component:
             raise _NotTakenError(f"{name} is too long")
         return text
 
+    def texts(self, name: str) -> list[str]:
+        """The texts of a list; none without one."""
+        given = self.options.get(name)
+        return [one for one in given if isinstance(one, str)] if isinstance(given, list) else []
+
     def number(self, name: str, default: float) -> float:
         value = self.options.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= 1e15:
@@ -303,7 +308,8 @@ def _written(parameter: str, template: Template | None, parameters: Mapping[str,
 
 
 def _chosen(options: frozenset[str], parameter: str, template: Template | None, given: Mapping[str, Any]) -> str | None:
-    return _written(parameter, template, given) if given.get(parameter) in options else None
+    value = given.get(parameter)
+    return _written(parameter, template, given) if isinstance(value, str) and value in options else None
 
 
 def _within(
@@ -367,8 +373,8 @@ def _light(one: _Component) -> None:
 
 def _json_light(one: _Component) -> None:
     command = one.require(one.topic("command_topic"), "command_topic")
-    modes = one.options.get("supported_color_modes")
-    has_brightness, has_colour = bool(one.options.get("brightness")) or bool(modes), "rgb" in (modes or ())
+    modes = one.texts("supported_color_modes")
+    has_brightness, has_colour = bool(one.options.get("brightness")) or bool(modes), "rgb" in modes
     if state := one.topic("state_topic"):
         one.read(state, "Boolean", partial(_either, "ON", "OFF"), template_of("{{ value_json.state }}"))
         if has_brightness:
@@ -383,7 +389,7 @@ def _json_light(one: _Component) -> None:
     if has_colour:
         group = {"name": "color", "children": [{"name": name, "valueClass": "Integer"} for name in "rgb"]}
         one.act(f"set_{one.name}_color", command, _json_colour, group)
-    if isinstance(modes, list) and (left := [mode for mode in modes if mode in {"color_temp", "xy", "hs", "rgbw"}]):
+    if left := [mode for mode in modes if mode in {"color_temp", "xy", "hs", "rgbw"}]:
         one.notes.append(f"of a light, {', '.join(left)} is not taken over")
 
 
@@ -425,8 +431,7 @@ def _number_setting(one: _Component) -> None:
 
 
 def _select(one: _Component) -> None:
-    given = one.options.get("options")
-    options = [option for option in given if isinstance(option, str)] if isinstance(given, list) else []
+    options = one.texts("options")
     if not options or len(options) > 100:
         raise _NotTakenError("options must be a list of 1 to 100 texts")
     if state := one.topic("state_topic"):

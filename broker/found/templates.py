@@ -2,7 +2,8 @@
 
 A template comes from a stranger. It runs in Jinja's sandbox, and it is bounded by its form: there are no loops, no
 macros and no power, so each of its nodes is worked out at most once, and each operation looks at the length of its
-result before it makes it. The time of the longest template that is taken is in tests/broker/found/test_templates.py.
+result before it makes it. No variable is set to a list or an object of variables, which could double its size each
+time. The time of the longest template that is taken is in tests/broker/found/test_templates.py.
 """
 
 import math
@@ -314,6 +315,12 @@ def _check(node: nodes.Node) -> None:
         raise TemplateRefusedError(f"template: the test {node.name[:40]} is not taken")
     if isinstance(node, nodes.Getattr) and node.attr.startswith("_"):
         raise TemplateRefusedError(f"template: {node.attr[:40]} is not taken")
+    if isinstance(node, nodes.Assign) and any(
+        part.find(nodes.Name)
+        for part in node.find_all((nodes.List, nodes.Tuple, nodes.Dict))
+        if part is not node.target
+    ):
+        raise TemplateRefusedError("template: a list or an object with names in set is not taken")
     if isinstance(node, nodes.Call):
         called = node.node
         is_method = isinstance(called, nodes.Getattr) and called.attr in _METHODS

@@ -1,5 +1,6 @@
 """The entries of `topic_devices` in the settings, checked and compiled (reference 16.8)."""
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
@@ -293,7 +294,7 @@ def _time_of(said: object) -> int | None:
         except ValueError:
             return None
         said = int(at.timestamp() * 1000)
-    elif isinstance(said, int | float) and not isinstance(said, bool):
+    elif isinstance(said, int | float) and not isinstance(said, bool) and math.isfinite(said):
         said = int(said * 1000) if abs(said) < _SECONDS_BELOW else int(said)
     else:
         return None

@@ -345,16 +345,18 @@ class TopicDevices:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             try:
-                await self._look_up()
+                is_known = await self._look_up()
                 task_status.started()
                 while True:
-                    await self._wakeup.wait(_LOOK_SECONDS if self._doors else float("inf"))
-                    await self._look_up()
+                    seconds = _LOOK_SECONDS if is_known else _RETRY_SECONDS
+                    await self._wakeup.wait(seconds if self._doors else float("inf"))
+                    is_known = await self._look_up()
             finally:
                 self._nursery = None
 
-    async def _look_up(self) -> None:
-        """Find owner and type of each entry."""
+    async def _look_up(self) -> bool:
+        """Find owner and type of each entry; whether the store could be read."""
+        is_known = True
         routes = dict[UserKey, list[tuple[PayloadMapping, _Door]]]()
         for door in self._doors:
             settings = door.entry.settings
@@ -366,12 +368,14 @@ class TopicDevices:
                 door.lacks(f"There is no device type {settings.type}.")
                 continue
             except StoreError:
-                continue  # as it was; the next look is soon
-            door.owner, door.type = owner, type_
-            door.lacks("" if owner is not None else f"There is no user {settings.owner}.")
-            if owner is not None and not door.entry.is_hook:
-                routes.setdefault(owner.key, []).extend((one, door) for one in door.entry.mappings)
+                is_known = False  # it stays as it was
+            else:
+                door.owner, door.type = owner, type_
+                door.lacks("" if owner is not None else f"There is no user {settings.owner}.")
+            if door.owner is not None and door.type is not None and not door.entry.is_hook:
+                routes.setdefault(door.owner.key, []).extend((one, door) for one in door.entry.mappings)
         self._routes = routes
+        return is_known
 
 
 class _NoRoomError(Exception):

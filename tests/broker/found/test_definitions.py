@@ -77,6 +77,7 @@ def test_states(platform: str, options: Mapping[str, Any], payload: bytes, value
         ("number", {"cmd_tpl": '{"x": {{ value }} }'}, "set_it", {"it": 5}, '{"x": 5 }'),
         ("select", {"ops": ["x"]}, "set_it", {"it": "x"}, "x"),
         ("select", {"ops": ["x"]}, "set_it", {"it": "z"}, None),
+        ("select", {"ops": ["x", ["y"]]}, "set_it", {"it": ["x"]}, None),
         ("text", {}, "set_it", {"it": "grün"}, "grün"),
         ("button", {}, "it", {}, "PRESS"),
         ("lock", {}, "unlock_it", {}, "UNLOCK"),
@@ -97,6 +98,8 @@ def test_states(platform: str, options: Mapping[str, Any], payload: bytes, value
             '{"state":"ON","brightness":9}',
         ),
         ("light", {"schema": "json", "brightness": True}, "set_it_brightness", {"brightness": 999}, None),
+        ("light", {"schema": "json", "sup_clrm": 5}, "set_it", {"it": True}, '{"state":"ON"}'),
+        ("light", {"schema": "json", "sup_clrm": [["rgb"], {}]}, "set_it", {"it": False}, '{"state":"OFF"}'),
     ],
 )
 def test_commands(

@@ -74,6 +74,8 @@ def test_what_templates_make(source: str, text: str | None) -> None:
         ("{{ value is divisibleby(3) }}", "the test divisibleby is not taken"),
         ("{{ iif(*value) }}", r"\* and \*\* are not taken"),
         ("{{ 1e999 }}", "a number is too large"),
+        ("{% set x = [value, value] %}{{ x }}", "a list or an object with names in set is not taken"),
+        ("{% set x = 1 if value else {'a': (value,)} %}{{ x }}", "a list or an object with names in set"),
         ("{{ value", "unexpected"),
         ("{{ " + "(" * 900 + ")" * 900 + " }}", "template"),
         ("{{ " + "-" * 1_500 + "1 }}", "template"),

@@ -286,6 +286,14 @@ def test_times(said: object, ts: int | None) -> None:
     assert made.ts == ts
 
 
+@pytest.mark.parametrize("said", ["inf", "-inf", "nan"])
+def test_a_time_that_is_no_number_is_that_of_the_arrival(said: str) -> None:
+    (entry,) = entries_of(settings_with(GOOD | {"ts": "to_number(at)"}))
+    made = entry.mappings[0].made_of(b"cellar/north/now", json.dumps({"t": 1, "at": said}).encode())
+    assert made is not None
+    assert made.ts is None
+
+
 def test_each_mapping_is_shown() -> None:
     assert MAPPINGS.keys() == TYPES.keys()
 

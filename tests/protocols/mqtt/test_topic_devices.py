@@ -1,7 +1,7 @@
 """What devices publish on open topics is messages of topic devices (reference 16.8)."""
 
 import json
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import pytest
 import trio
@@ -14,6 +14,7 @@ from broker.errors import SourceDeviceDisabled
 from broker.topic_devices.intake import TopicDevices, TopicDeviceStatistics
 from config.settings import Limits, Mqtt, Settings, TopicDevice
 from storage.records import MessageRow
+from storage.sql import StoreError
 from tests.factories import ADA, BOBS, HALL, KITCHEN, NOW_MS
 from tests.protocols.mqtt.peers import Server, publish_5
 from tests.protocols.mqtt.test_open_topics import dialled, heard, subscribed
@@ -198,3 +199,18 @@ async def test_an_entry_of_an_unknown_type_or_owner_takes_nothing_and_says_so(
         "There is no user nobody@example.org.",
     ]
     assert capfd.readouterr().out.count("topic_device_entry_refused") == 2
+
+
+async def test_a_store_that_cannot_be_read_leaves_entries_as_they_were(
+    cellar: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    intake = intake_of(cellar)
+
+    async def fail(_work: object) -> NoReturn:
+        raise StoreError("away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(intake._database, "read", fail)
+        await intake._look_up()
+    await publish(cellar, b"cellar/north/now", {"level": 1})
+    assert statistics(cellar).stored == 1
