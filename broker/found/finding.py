@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Final
 
 import msgspec
+import structlog
 import trio
 from msgspec.structs import replace
 
@@ -81,6 +82,7 @@ _DEVICES_OF_A_TOPIC: Final = 20
 _TEMPLATES_OF_AVAILABILITY: Final = 5
 
 _encode: Final = msgspec.json.Encoder().encode
+_log = structlog.get_logger(__name__)
 
 
 class TooManyAnnouncements(DomainError):
@@ -294,7 +296,7 @@ class DeviceFinder:
         if (known := self._readings.get(message.topic)) is not None:
             for made, by, readings in known:
                 if by == source:
-                    self._take_state(made, readings, message.payload)
+                    self._take_state(client, made, readings, message.payload)
         if (tellers := self._availability.get(message.topic)) is not None:
             mine = [(made, availability) for made, by, availability in tellers if by == source]
             self._take_availability(client, mine, message.payload)
@@ -311,10 +313,10 @@ class DeviceFinder:
         client.waiting_bytes += size
         self._wakeup.set()
 
-    def _take_state(self, made: DeviceKey, readings: Iterable[FieldReading], payload: bytes) -> None:
+    def _take_state(self, client: _Client, made: DeviceKey, readings: Iterable[FieldReading], payload: bytes) -> None:
         """Store what a state says as messages of the device, which knows of refusals."""
         device = self._ready.get(made)
-        if device is None:
+        if device is None or device.owner != client.owner:
             return
         try:
             values = values_of(readings, payload)
@@ -440,6 +442,10 @@ class DeviceFinder:
                     await job()
                 except DomainError as error:
                     self._refuse(client, error)
+                except StoreError:
+                    raise
+                except Exception:  # noqa: BLE001 - what one client announces must not end the service
+                    _log.exception("announcement_failed", device=client.device.id)
                 client.jobs.popleft()
                 client.waiting_bytes -= size
             await trio.lowlevel.checkpoint()
@@ -471,10 +477,14 @@ class DeviceFinder:
         ready: dict[DeviceKey, Device] = {}
         for client in new:
             for record in await self._database.read(partial(_rows_of, client.device.key)):
-                client.found[record.identity] = await run_in_thread(partial(_found, record))
-                if record.device is not None:
-                    with suppress(DeviceNotFound):
-                        ready[record.device] = await self._devices.get(record.device)
+                client.found[record.identity] = one_found = await run_in_thread(partial(_found, record))
+                if record.status != ACCEPTED:
+                    continue
+                device = await self._made_for(client.owner, record)
+                if device is None:
+                    one_found.record = replace(record, status=FOUND, device=None)
+                else:
+                    ready[device.key] = device
         if wanted is not self._wanted:  # the next step looks again
             return
         self._due_at = trio.current_time() + _CLIENTS_SECONDS
@@ -487,6 +497,16 @@ class DeviceFinder:
                 if is_announcement(client.prefix, text):
                     with suppress(TooManyAnnouncements):
                         self._add(client, partial(self._announced, client, text, payload), len(payload))
+
+    async def _made_for(self, owner: UserKey, record: FoundRecord) -> Device | None:
+        """The device that was made; None if it was deleted or handed over while the setting was not there."""
+        if record.device is None:
+            return None
+        try:
+            device = await self._devices.get(record.device)
+        except DeviceNotFound:
+            return None
+        return device if device.owner == owner else None
 
     # --- Announcements ---
 
@@ -548,21 +568,21 @@ class DeviceFinder:
         if len(text) > FOUND_DOCUMENT_BYTES:
             raise ValidationFailed.of("components", too_long(FOUND_DOCUMENT_BYTES))
         definition = await run_in_thread(partial(definition_of, components))  # each template takes a millisecond
-        row = replace(record, components=text)
+        if (device := self.device_of(found)) is not None:
+            await self._extend(device, definition)  # before the components are known: else nothing would do it again
+        row = replace(record, components=text, status=found.record.status, device=found.record.device)
         await self._database.write(lambda tx: tx.found.put(row))
-        found.record, found.components, found.definition = row, components, definition
+        # The device may be gone meanwhile.
+        found.record = replace(row, status=found.record.status, device=found.record.device)
+        found.components, found.definition = components, definition
         client.found[identity] = found
-        if row.status == ACCEPTED:
+        if found.record.status == ACCEPTED:
             self._index()
-            await self._extend(found)
             self._read_retained(client, found)
 
-    async def _extend(self, found: FoundDevice) -> None:
+    async def _extend(self, device: Device, definition: FoundDefinition) -> None:
         """Add new fields and Actions to the type of an accepted device. Nothing is taken away: others may have it."""
-        device = self.device_of(found)
-        if device is None:
-            return
-        manifest, wanted = device.manifest.manifest, found.definition.manifest
+        manifest, wanted = device.manifest.manifest, definition.manifest
         fields = {one.name for one in manifest.fields}
         actions = {one.name for one in manifest.actions}
         more = [one for one in wanted["fields"] if one["name"] not in fields]
@@ -583,7 +603,7 @@ class DeviceFinder:
         for topic, payload in self._space.retained_of(client.owner):
             for of, by, readings in self._readings.get(topic, ()):
                 if of == made and by == client.device.key:
-                    self._take_state(made, readings, payload)
+                    self._take_state(client, made, readings, payload)
             tellers = self._availability.get(topic, ())
             mine = [(of, one) for of, by, one in tellers if of == made and by == client.device.key]
             if mine:

@@ -1,6 +1,6 @@
 """Devices that an MQTT client announces for Home Assistant are found, accepted and fed (reference 16.9)."""
 
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import pytest
@@ -12,8 +12,9 @@ from broker.found.finding import DeviceFinder
 from config.limits import FOUND_DEVICES_MAX
 from config.settings import Discover, HomeAssistant, Limits, Mqtt, Settings
 from storage.keys import OrganizationKey
+from storage.sql import StoreError
 from tests.builders import ServicesOpener
-from tests.factories import BOBS, HALL, KITCHEN, World
+from tests.factories import BOB, BOBS, HALL, KITCHEN, World
 from tests.protocols.mqtt.peers import Peer, Server, publish_5
 from tests.protocols.mqtt.test_open_topics import dialled, heard, space_of, subscribed
 from tests.protocols.mqtt.test_version_5 import acknowledged
@@ -206,6 +207,72 @@ async def test_it_is_known_after_a_restart_and_goes_with_the_setting(
     client = await dialled(home, KITCHEN)
     await say(client, b"zigbee2mqtt/plug", {"power": 1})
     assert await home.stored() == ['{"power":1}']
+
+
+@pytest.mark.parametrize("change", ["deleted", "handed over"])
+async def test_a_device_that_goes_while_the_setting_is_away_is_found_again(
+    home: Server, world: World, change: str
+) -> None:
+    client, id_ = await found_plug(home, world)
+    finder, services = finder_of(home), home.services
+    settings = services.core.settings
+    device = finder.device_of(finder.find(id_)[1])
+    assert device is not None
+    finder.renew(msgspec.structs.replace(settings, discover=()))
+    await looked_up(home)
+    if change == "deleted":
+        await services.devices.inventory.delete(device)
+    else:
+        offer = await services.devices.transfers.offer(device, uid=BOB)
+        await services.devices.transfers.answer(device, offer, world.bob, accept=True)
+        assert device.owner == world.bob
+    finder.renew(settings)
+    await looked_up(home)
+    _, found = finder.find(id_)
+    assert (found.record.status, finder.device_of(found)) == ("FOUND", None)
+    await say(client, b"zigbee2mqtt/plug", {"power": 1})
+    assert await home.stored() == []  # nothing in a device of another user
+    await finder.accept(world.ada, id_)
+    await say(client, b"zigbee2mqtt/plug", {"power": 2})
+    assert await home.stored() == ['{"power":2}']
+
+
+async def test_new_components_come_also_when_the_store_failed_at_first(
+    home: Server, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, id_ = await found_plug(home, world)
+    finder = finder_of(home)
+
+    async def fail(*_arguments: object) -> NoReturn:
+        monkeypatch.undo()
+        raise StoreError("away")
+
+    monkeypatch.setattr("broker.found.finding._RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(finder._making, "upload", fail)
+    more = PLUG["cmps"] | {"energy": {"p": "sensor", "unit_of_meas": "kWh", "val_tpl": "{{ value_json.energy }}"}}
+    await say(client, TOPIC, PLUG | {"cmps": more})
+    await settled(home)
+    device = finder.device_of(finder.find(id_)[1])
+    assert device is not None
+    assert "energy" in {one.name for one in device.manifest.manifest.fields}
+
+
+async def test_an_announcement_that_no_code_expects_ends_nothing(
+    home: Server, world: World, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_arguments: object) -> NoReturn:
+        monkeypatch.undo()
+        raise TypeError("strange")
+
+    monkeypatch.setattr("broker.found.finding.read_announcement", fail)
+    client = await dialled(home, KITCHEN)
+    await say(client, TOPIC, PLUG)
+    await settled(home)
+    assert finder_of(home).of_user(world.ada) == []
+    assert "announcement_failed" in capfd.readouterr().out
+    await say(client, TOPIC, PLUG)
+    await settled(home)
+    assert len(finder_of(home).of_user(world.ada)) == 1
 
 
 async def test_without_an_organization_nothing_is_made(server: Server, world: World) -> None:
