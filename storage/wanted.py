@@ -114,6 +114,14 @@ class WantedStore(Store):
             {"now": now_ms, "limit": limit},
         )
 
+    def next_due(self, after_ms: int) -> Milliseconds | None:
+        """When the next one expires after this time."""
+        found = self._db.execute(
+            "SELECT expires_on FROM wanted WHERE ended_on IS NULL AND expires_on > :after ORDER BY expires_on LIMIT 1",
+            {"after": after_ms},
+        ).one()
+        return None if found is None else Milliseconds(found["expires_on"])
+
     def sweep(self, before_ms: int, *, limit: int) -> int:
         """Remove some that ended before this time; return how many."""
         found: Sequence[object] = list(

@@ -297,20 +297,23 @@ class Following:
             return False
         reached = {(one.record.device, one.record.field, one.record.revision) for one in self._ended}
 
-        def work(tx: Transaction) -> int:
+        def work(tx: Transaction) -> tuple[int, bool, Milliseconds]:
             due = tx.wanted.due(now_ms, limit=_ENDS_AT_ONCE)
             # Values that a message has reached in time are stored as reached.
             late = [one for one in due if (one.device, one.field, one.revision) not in reached]
             ends = [WantedEnd(one.device, one.field, one.revision, one.since, WantedState.EXPIRED) for one in late]
             end_in(tx, ends, now_ms)
-            return len(ends)
+            return len(ends), len(due) == _ENDS_AT_ONCE, tx.wanted.next_due(now_ms) or _NEVER
 
-        number = await self._database.write_own(self._lease, work)
+        self._next_due, before = _NEVER, self._next_due  # a wish that comes during the write is not forgotten
+        try:
+            number, goes_on, next_due = await self._database.write_own(self._lease, work)
+        except BaseException:
+            self._next_due = min(self._next_due, before)
+            raise
         self._expired += number
-        if number < _ENDS_AT_ONCE:
-            every = (one.record.expires_on for of in self._of.values() for one in of.values())
-            self._next_due = min((at for at in every if at > now_ms), default=_NEVER)
-        return number == _ENDS_AT_ONCE
+        self._next_due = min(self._next_due, before if goes_on else next_due)
+        return goes_on
 
     async def _save(self) -> None:
         """Store up to where messages were compared, with some delay: another node's wish may not be heard yet."""

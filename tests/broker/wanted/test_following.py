@@ -20,6 +20,7 @@ from storage.database import Database
 from storage.keys import DeviceKey
 from tests.builders import ServicesOpener
 from tests.factories import LIGHT_TYPE, NOW_MS, World, build_world
+from tests.fakes import FakeClock
 
 FIELDS: Final[list[dict[str, Any]]] = [
     {"name": f"f{number}", "valueClass": "Integer", "settable": True} for number in range(100)
@@ -171,3 +172,22 @@ async def test_it_ends_with_the_owner(services: Services, world: World) -> None:
     assert services.wanted.document(world.kitchen) is None
     with pytest.raises(DeviceNotFound):
         await services.core.database.write(lambda tx: services.wanted.put_in(tx, wish))
+
+
+async def test_as_many_as_expire_at_once_end_though_others_were_reached(
+    services: Services, world: World, fake_clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some of a step are of messages whose ends are still to be stored; the rest expires with the next step."""
+    monkeypatch.setattr("broker.wanted.following._ENDS_AT_ONCE", 2)
+    await settable(services)
+    await want(services, world.kitchen, f0=1, f1=1, f2=1, f3=1, f4=1)
+    with monkeypatch.context() as patched:
+        patched.setattr(Following, "_store_ends", nothing)
+        await report(services, world.kitchen, f0=1)
+        fake_clock.advance(60_000)
+        await services.wanted.step()
+        assert (await states(services, world.kitchen))["f0"] == "reached"
+    await services.wanted.step()
+    assert await stored(services, world.kitchen) == {"f0": "reached"} | dict.fromkeys(
+        ("f1", "f2", "f3", "f4"), "expired"
+    )
