@@ -108,14 +108,25 @@ def import_devices(
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise CommandError(f"{file} cannot be read: {error}", 2) from error
+    problem: OSError | None = None
     with _made(labels) as sheet:
         arguments = {"text": text, "owner": owner, "accounts": accounts_url}
         found = administer(config, "device import", arguments, list[ImportedLine], about=file)
         if sheet is not None:
-            sheet.write(label_sheet(found))
+            try:
+                sheet.write(label_sheet(found))
+                sheet.flush()
+            except OSError as error:
+                problem = error
+    # Also without the sheet: the devices are made, and only these lines still have the codes of their labels.
     if not as_json:
         click.echo("id,name,type,token,code,link")
     print_lines(found, _imported, as_json=as_json)
+    if problem is not None:
+        reason = problem.strerror or str(problem)
+        raise CommandError(
+            f"The devices are made, but {labels} cannot be written whole: {reason}. Keep the lines above."
+        )
 
 
 @contextmanager

@@ -6,7 +6,9 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -144,6 +146,32 @@ def test_devices_are_imported_with_labels_or_not_at_all(config: Path, tmp_path: 
         assert modules(path.attrib["d"]) == dark_modules(one["link"])
         assert one["name"] in [text.text for text in label]
     assert run(config, *arguments).exit_code == 2, "a sheet is not overwritten: its codes are the only ones"
+
+
+def test_devices_that_are_made_keep_their_labels_when_the_disk_is_full(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store has no codes: the lines are all that is left of them."""
+    file = tmp_path / "devices.csv"
+    file.write_text("name,type\nLamp,example.light\n", encoding="utf-8")
+    full = Path("/dev/full")
+
+    @contextmanager
+    def opened(_path: Path) -> Iterator[IO[str]]:
+        with full.open("w", encoding="utf-8") as sheet:
+            try:
+                yield sheet
+            finally:
+                with suppress(OSError):
+                    sheet.close()
+
+    monkeypatch.setattr("protocols.cli.device._made", opened)
+    done = run(config, "device", "import", str(file), "--owner", ADA_EMAIL, "--labels", str(tmp_path / "labels.svg"))
+    assert done.exit_code == 1
+    (made,) = csv.DictReader(done.stdout.splitlines())
+    assert made["link"].endswith(f"code={made['code']}")
+    assert "labels.svg cannot be written whole: No space left on device. Keep the lines above." in done.stderr
+    assert caller_of(config, made["token"]) == ("device", f"device {made['id']}")
 
 
 def modules(path: str) -> set[tuple[int, int]]:
