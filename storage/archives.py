@@ -40,6 +40,8 @@ PARTS: Final[Mapping[str, str]] = {
     " r.reported AS reported_properties FROM device AS d LEFT JOIN presence AS p ON p.device = d.key"
     " LEFT JOIN snapshot AS s ON s.device = d.key LEFT JOIN property_set AS r ON r.device = d.key"
     " WHERE d.owner = :user ORDER BY d.created_on, d.id",
+    "wanted": "SELECT d.id AS device, w.field, w.value, w.since, w.author, w.expires_on, w.state, w.ended_on,"
+    " w.reported FROM wanted AS w JOIN device AS d ON d.key = w.device WHERE d.owner = :user ORDER BY d.id, w.field",
     "shares": "SELECT s.id, d.id AS device, CASE WHEN s.uid IS NULL THEN s.email END AS email, s.uid, s.status,"
     " s.shared_on FROM device_share AS s JOIN device AS d ON d.key = s.device WHERE d.owner = :user ORDER BY s.key",
     "transfers": "SELECT d.id AS device, CASE WHEN t.uid IS NULL THEN t.email END AS email, t.uid, t.offered_on,"

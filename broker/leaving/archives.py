@@ -329,7 +329,19 @@ def _next(tx: Transaction) -> ArchiveRecord | None:
 
 #: Columns of JSON text, which an archive shows as JSON.
 _JSON: Final = frozenset(
-    {"body", "actions", "definition", "request", "details", "devices", "data", "snapshot", "content"}
+    {
+        "body",
+        "actions",
+        "definition",
+        "request",
+        "details",
+        "devices",
+        "data",
+        "snapshot",
+        "content",
+        "value",
+        "reported",
+    }
     | {"server_properties", "reported_properties"}
 )
 

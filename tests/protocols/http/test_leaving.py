@@ -33,6 +33,7 @@ from tests.factories import (
     BOBS,
     KITCHEN,
     KITCHEN_TOKEN,
+    LIGHT_TYPE,
     NOW_MS,
     World,
 )
@@ -55,6 +56,8 @@ from tests.protocols.http.conftest import bearer
 from tests.protocols.http.test_conventions import error_of
 from tests.rows import each_row
 from tests.stored_files import stored_files
+
+SETTABLE = [{"name": "warmth", "valueClass": "Integer", "settable": True}]
 
 
 @pytest.fixture
@@ -292,13 +295,21 @@ async def archived(life: Life, tmp_path: Path) -> dict[str, Any]:
         return {name: json.loads(file.read()) for name, file in files.items() if file is not None}
 
 
-async def test_the_archive_has_what_the_service_knows(zoe: UserRecord, life: Life, tmp_path: Path) -> None:
+async def test_the_archive_has_what_the_service_knows(
+    zoe: UserRecord, life: Life, tmp_path: Path, services: Services
+) -> None:
     await life.live(zoe)
+    await services.device_types.manifests.upload(LIGHT_TYPE, {"fields": SETTABLE}, approve=True)
+    wanted = await life.call("PUT", f"/devices/{HER_LIGHT}/wanted", json={"data": {"warmth": 40}})
     found = await archived(life, tmp_path)
     (account,) = found["account.json"]
     assert (account["id"], account["email"], account["full_name"]) == (ZOE, EMAIL, FULL_NAME)
     (device,) = found["devices.json"]
     assert (device["id"], device["device_type"]) == (HER_LIGHT, "example.smart_light")
+    (waiting,) = found["wanted.json"]
+    shown = wanted["data"]["fields"]["warmth"]
+    assert (waiting["device"], waiting["field"], waiting["value"]) == (HER_LIGHT, "warmth", 40)
+    assert (waiting["since"], waiting["author"], waiting["state"]) == (shown["since"], f"user {ZOE}", "waiting")
     assert {part: len(found[f"{part}.json"]) for part in ("rules", "scenes", "subscriptions", "trials", "exports")} == {
         "rules": 1,
         "scenes": 1,
