@@ -48,6 +48,10 @@ class Observation:
     def is_under_way(self) -> bool:
         return self._current is not None
 
+    @property
+    def has_waiting(self) -> bool:
+        return bool(self._waiting)
+
     def next_number(self, now_ms: int) -> int:
         """The Observe number of the next notification. It is the time, so it also increases over observations.
 

@@ -220,7 +220,7 @@ class Observers:
         _verified(session, tag)
         if isinstance(tag, Observer):
             tag.observation.is_acknowledged = True
-            if tag.is_of_wanted:
+            if tag.is_of_wanted and not tag.observation.has_waiting:  # otherwise the peer lacks what has changed since
                 self._rooms.wanted.given(tag.device.key)
             if tag.observation.body is None:
                 self._settled(tag)

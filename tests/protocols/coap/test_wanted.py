@@ -93,3 +93,21 @@ async def test_an_observer_gets_the_last_state_and_keeps_its_actions(
     assert peer.take().payload == b'{"data":{"intensity":3}}'
     await want(services, world.kitchen, intensity=4)
     assert peer.inbox == []
+
+
+async def test_a_value_that_came_after_the_notification_is_given_with_the_next(
+    peer: Peer, services: Services, world: World
+) -> None:
+    await settable(services)
+    peer.request(Code.GET, PATH, options=[(Option.OBSERVE, uint(0))], token=b"wn")
+    await wait_all_tasks_blocked()
+    peer.take()
+    for value in (1, 2):
+        await want(services, world.kitchen, intensity=value)
+    for value, state in ((1, "waiting"), (2, "sent")):
+        notification = peer.take()
+        assert notification.payload == b'{"data":{"intensity":%d}}' % value
+        peer.acknowledge(notification)
+        await wait_all_tasks_blocked()
+        shown = await services.wanted.show(await services.devices.registry.get(world.kitchen))
+        assert [one.state for one in shown.fields] == [state]
