@@ -86,8 +86,9 @@ class WantedWrites:
 
     def _next(self, registered: _Registered) -> tuple[OpenValue, ResourceAddress] | None:
         device = registered.session.device
-        resources = device.manifest.manifest.resources
-        for field, one in self._wanted.open_of(device.key).items():
+        resources, open_ = device.manifest.manifest.resources, self._wanted.open_of(device.key)
+        registered.written.intersection_update(map(_known, open_.values()))
+        for field, one in open_.items():
             if field in resources and one.reached is None and _known(one) not in registered.written:
                 return one, resources[field]
         return None

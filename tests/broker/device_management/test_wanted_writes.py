@@ -97,3 +97,15 @@ async def test_a_device_that_is_lost_gets_it_with_its_next_registration(
     again = await fleet.register(fleet.devices[0])
     await wait_all_tasks_blocked()
     assert again.done[-1] == "W /3311/0/5851 1"
+
+
+async def test_what_was_written_is_not_remembered_for_ever(
+    fleet: Fleet, session: FakeSession, services: Services, autojump_clock: MockClock
+) -> None:
+    """A registration may last for years, with a new value each minute."""
+    await fleet.management.registrations.registered(session)
+    for level in range(5):
+        await want(services, fleet, level=level, on=True)
+    assert (len(session.done), session.values[LEVEL]) == (6, 4)
+    (registered,) = fleet.management.registrations._wanted._registered.values()
+    assert len(registered.written) == 2
