@@ -1,7 +1,7 @@
 """Sets, shows and withdraws the wanted values of devices (reference 9.10)."""
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -90,8 +90,17 @@ class Wanted:
         self._snapshots = snapshots
         self._following = following
 
-    async def put(self, device: Device, data: bytes, *, expires_after: int, application_id: str | None) -> WantedView:
+    async def put(
+        self, device: Device, data: bytes, *, expires_after: int, application_id: str | None, reads: bool = True
+    ) -> WantedView:
         """Want these values of a device; null withdraws what is wanted of the field. Other fields stay as they are.
+
+        Args:
+            device: on which the caller has the permission to write.
+            data: an object with the values.
+            expires_after: in seconds.
+            application_id: of the caller.
+            reads: the caller may read the device, too; otherwise the answer has only the named fields, without reports.
 
         Raises:
             DestinationDeviceDisabled: the device is disabled.
@@ -102,7 +111,7 @@ class Wanted:
         before = await self.before(device.key)
         wish = Wish(device, values, expires_after, current_origin().actor, before)
         await self._database.write(lambda tx: self.put_in(tx, wish, application_id=application_id))
-        return await self.show(device)
+        return await self.show(device) if reads else await self._show_named(device, values)
 
     async def before(self, device: DeviceKey) -> Before:
         """To be asked for before a wish is put."""
@@ -210,6 +219,15 @@ class Wanted:
         document = self._following.document(device.key) or document_of(())
         return WantedView(document, shown)
 
+    async def _show_named(self, device: Device, names: Collection[str]) -> WantedView:
+        """As `show`: what is wanted of these fields, and nothing of what the device has reported."""
+        records = await self._database.read(lambda tx: tx.wanted.of_device(device.key))
+        open_ = self._following.open_of(device.key)
+        named = [one for one in records if one.field in names]
+        shown = [_shown(one, open_.get(one.field), None, device) for one in named]
+        still = {one.field for one in shown if one.state in {WantedState.WAITING, WantedState.SENT}}
+        return WantedView(document_of(one for one in named if one.field in still), shown)
+
     def document(self, device: DeviceKey) -> bytes | None:
         """The open values for the device; None without one."""
         return self._following.document(device)
@@ -227,9 +245,10 @@ class Wanted:
         return self._following.open_of(device)
 
 
-def _shown(record: WantedRecord, open_: OpenValue | None, fields: Fields, device: Device) -> WantedField:
+def _shown(record: WantedRecord, open_: OpenValue | None, fields: Fields | None, device: Device) -> WantedField:
+    """`fields`: what the device has reported; None for a caller who may not read that."""
     state, ts, reported = WantedState(record.state), None, None
-    if (last := fields.get(record.field)) is not None:
+    if fields is not None and (last := fields.get(record.field)) is not None:
         ts, _, reported = last
     has_reached = None if record.reported is None else _decode(record.reported)
     if record.ended_on is None and open_ is not None and open_.reached is not None:
@@ -243,26 +262,32 @@ def _shown(record: WantedRecord, open_: OpenValue | None, fields: Fields, device
         reported=reported,
         reported_ts=ts,
         state=state,
-        text=_sentence(record, state, reported, has_reached, device),
+        text=_sentence(record, state, "" if fields is None else _report(reported), has_reached, device),
     )
 
 
-def _sentence(record: WantedRecord, state: WantedState, reported: Any, reached: Any, device: Device) -> str:
-    now = "The device has reported no value of the field" if reported is None else f"It reports {shortly(reported)}"
+def _report(reported: Any) -> str:
+    if reported is None:
+        return " The device has reported no value of the field."
+    return f" It reports {shortly(reported)}."
+
+
+def _sentence(record: WantedRecord, state: WantedState, now: str, reached: Any, device: Device) -> str:
+    """`now`: a sentence about the last report, or nothing."""
     match state:
         case WantedState.REACHED:
-            return f"The device has reported {shortly(reached)}."
+            return f"The device has reported {shortly(reached)}." if now else "The device has reported it."
         case WantedState.EXPIRED:
-            return f"The device did not report it by {_when(record.expires_on)}. {now}."
+            return f"The device did not report it by {_when(record.expires_on)}.{now}"
         case WantedState.REFUSED:
             return record.reason
     field = device.manifest.manifest.field_at(record.field)
     if field is None or not field.settable:
         return f"The device's Manifest has changed: {NOT_SETTABLE if field else 'it has no such field'}."
-    until = f"{now}. It is wanted until {_when(record.expires_on)}."
+    until = f"{now} It is wanted until {_when(record.expires_on)}."
     if record.sent_on is not None:
-        return f"The device was given it at {_when(record.sent_on)}, and has not reported it yet. {until}"
-    return f"The device has not been given it yet. {until}"
+        return f"The device was given it at {_when(record.sent_on)}, and has not reported it yet.{until}"
+    return f"The device has not been given it yet.{until}"
 
 
 def _when(at_ms: Milliseconds) -> str:

@@ -142,6 +142,8 @@ class Sending:
 
     async def message(self, caller: Caller, body: NewMessage) -> AfterCommit[StoredMessage]:
         device = await self._writable(caller, body.sdid or caller.device_id)
+        if caller.kind is not TokenKind.DEVICE and self._asks_wanted():
+            await self._permissions.require(caller, device, Permission.READ)
         charge_to(device)
         if not self._ingest.has_room:
             await self._ingest.wait_room()
@@ -150,7 +152,7 @@ class Sending:
         except ValidationFailed as error:
             self._ingest.refused.note(device, error)
             raise
-        return self._submit(device, payload, body)
+        return self._submit(caller, device, payload, body)
 
     def message_nowait(self, caller: Caller, body: NewMessage) -> Callable[[], AfterCommit[StoredMessage]] | None:
         """The submission of a device's own message, where the device is in memory and the store has room."""
@@ -163,23 +165,28 @@ class Sending:
             payload = payload_of(body.data, anything=device.manifest.takes_any_payload)
         except ValidationFailed:
             return None  # `message` notes it
-        return partial(self._submit, device, payload, body)
+        return partial(self._submit, caller, device, payload, body)
 
-    def _submit(self, device: Device, payload: bytes, body: NewMessage) -> AfterCommit[StoredMessage]:
+    def _submit(self, caller: Caller, device: Device, payload: bytes, body: NewMessage) -> AfterCommit[StoredMessage]:
         charge_to(device)
         dropped: list[DroppedField] = []
         ticket = self._ingest.submit(device, payload, time_of(body.ts), dropped)
-        if self._wanted is not None and (query := current_request().query) and wants_wanted(query):
-            return self._stored(ticket, dropped, partial(self._wanted_of, self._wanted, device))
+        if self._wanted is not None and self._asks_wanted():
+            return self._stored(ticket, dropped, partial(self._wanted_of, self._wanted, caller, device))
         return self._stored(ticket, dropped)
 
     @staticmethod
-    def _wanted_of(wanted: Wanted, device: Device) -> Raw:
+    def _asks_wanted() -> bool:
+        return bool(query := current_request().query) and wants_wanted(query)
+
+    @staticmethod
+    def _wanted_of(wanted: Wanted, caller: Caller, device: Device) -> Raw:
         """The values that the message has not reported, after its commit."""
         document = wanted.document(device.key)
         if document is None:
             return Raw(b"{}")
-        wanted.given(device.key)
+        if caller.kind is TokenKind.DEVICE:
+            wanted.given(device.key)
         return Raw(document.removeprefix(b'{"data":').removesuffix(b"}"))
 
     async def action(self, caller: Caller, body: NewMessage | NewAction) -> AfterCommit[StoredMessage]:

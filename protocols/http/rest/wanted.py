@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Meta, Raw, UnsetType
 
 from broker.accounts.permissions import Permission
+from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller, TokenKind
 from broker.devices.registry import Device
 from broker.errors import DestinationDeviceDisabled
@@ -80,7 +81,8 @@ class WantedCalls(RestCalls):
         "the Manifest have wanted values. A number that differs by at most the field's `tolerance` is the wanted one.",
     )
 
-    def __init__(self, wanted: Wanted) -> None:
+    def __init__(self, accounts: AccountsRoom, wanted: Wanted) -> None:
+        self._permissions = accounts.permissions
         self._wanted = wanted
 
     @RestCall(
@@ -104,12 +106,17 @@ class WantedCalls(RestCalls):
         on=named_device(Permission.WRITE),
         summary="Want values of a device",
         about=f"The named fields get these values, the others stay. A user's devices have at most {WANTED_OF_USER} "
-        "open values. A value that the device has reported last is reached at once.",
+        "open values. A value that the device has reported last is reached at once. Without READ, the answer has the "
+        "named fields only, without what the device has reported.",
         refusals={403: DestinationDeviceDisabled.template},
     )
     async def put(self, caller: Caller, device: Device, body: NewWanted) -> Data[WantedObject]:
         view = await self._wanted.put(
-            device, bytes(body.data), expires_after=body.expires_after, application_id=caller.application_id
+            device,
+            bytes(body.data),
+            expires_after=body.expires_after,
+            application_id=caller.application_id,
+            reads=(await self._permissions.reach(caller)).allows(device, Permission.READ),
         )
         return _object(device, view)
 

@@ -11,9 +11,23 @@ from broker.errors import DestinationDeviceDisabled
 from broker.facts import DeviceWanted
 from broker.services import Services
 from config.limits import WANTED_FIELDS_MAX
-from tests.factories import ADA, ADA_TOKEN, BOBS_TOKEN, HALL, KITCHEN, KITCHEN_TOKEN, LIGHT_TYPE, NOW_MS
+from storage.records import GrantRecord
+from tests.factories import (
+    ADA,
+    ADA_TOKEN,
+    APPLICATION_TOKEN,
+    BOBS_TOKEN,
+    HALL,
+    KITCHEN,
+    KITCHEN_TOKEN,
+    LIGHT_TYPE,
+    NOW_MS,
+    World,
+    allow,
+)
 from tests.fakes import FakeClock
 from tests.protocols.http.conftest import bearer
+from tests.protocols.http.test_devices import give_type_away
 from tests.rows import each_row
 
 FIELDS: Final[list[dict[str, Any]]] = [
@@ -204,3 +218,42 @@ async def test_a_deleted_device_and_another_owner_drop_it(api: httpx.AsyncClient
     assert await services.core.database.read(lambda tx: tx.wanted.of_device(device.key)) == []
     other = await services.devices.registry.find(HALL)
     assert services.wanted.document(other.key) == b'{"data":{"intensity":1}}'
+
+
+async def test_who_may_write_only_reads_nothing(api: httpx.AsyncClient, services: Services, world: World) -> None:
+    """Neither what the device has reported nor what others want of it."""
+    await services.core.database.write(give_type_away)
+    await services.device_types.catalog.reload()
+    await allow(services, GrantRecord(world.ada, world.application, world.light_type, read=False, write=True))
+    token = APPLICATION_TOKEN
+    await report(api, {"intensity": 80, "target": 21.2, "label": "secret"})
+    answer = await api.put(
+        f"/devices/{KITCHEN}/wanted", headers=bearer(KITCHEN_TOKEN), json={"data": {"label": "hidden"}}
+    )
+    assert answer.status_code == 200
+    answer = await want(api, {"intensity": 40, "target": 21}, token=token)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["data"]["data"] == {"intensity": 40}
+    fields = answer.json()["data"]["fields"]
+    assert {path: one["message"].partition(" It is wanted")[0] for path, one in fields.items()} == {
+        "intensity": "The device has not been given it yet.",
+        "target": "The device has reported it.",
+    }
+    assert not any("reported" in one or "reportedTs" in one for one in fields.values())
+    before = services.messages.ingest.statistics().messages
+    body = {"sdid": KITCHEN, "data": {"state": True}}
+    answer = await api.post("/messages?wanted", headers=bearer(token), json=body)
+    assert (answer.status_code, "hidden" in answer.text) == (403, False)
+    assert services.messages.ingest.statistics().messages == before, "nothing of it is stored"
+    assert (await api.post("/messages", headers=bearer(token), json=body)).status_code == 200
+
+
+async def test_only_the_device_is_given_it_with_a_message(api: httpx.AsyncClient) -> None:
+    """Somebody else who sends for the device is shown it, as with GET."""
+    await want(api, {"intensity": 40})
+    body = {"sdid": KITCHEN, "data": {"state": True}}
+    for token, state in ((ADA_TOKEN, "waiting"), (KITCHEN_TOKEN, "sent")):
+        answer = await api.post("/messages?wanted", headers=bearer(token), json=body)
+        assert answer.json()["wanted"] == {"intensity": 40}
+        await wait_all_tasks_blocked()
+        assert await states(api) == {"intensity": state}
