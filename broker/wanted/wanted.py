@@ -6,12 +6,14 @@ from typing import Any, Final
 
 import msgspec
 
+from broker.accounts.permissions import Permission, Reach
 from broker.clock import Clock
 from broker.cluster.kinds import WANTED
 from broker.devices.registry import Device
 from broker.errors import (
     DestinationDeviceDisabled,
     DeviceNotFound,
+    PermissionDenied,
     ValidationFailed,
     invalid,
     too_long,
@@ -91,27 +93,33 @@ class Wanted:
         self._following = following
 
     async def put(
-        self, device: Device, data: bytes, *, expires_after: int, application_id: str | None, reads: bool = True
+        self, device: Device, data: bytes, *, expires_after: int, application_id: str | None, reach: Reach | None = None
     ) -> WantedView:
         """Want these values of a device; null withdraws what is wanted of the field. Other fields stay as they are.
 
         Args:
-            device: on which the caller has the permission to write.
+            device: the caller has checked the permission to write.
             data: an object with the values.
             expires_after: in seconds.
             application_id: of the caller.
-            reads: the caller may read the device, too; otherwise the answer has only the named fields, without reports.
+            reach: that of the caller. Without READ, the answer has only the named fields, without reports. WRITE is
+                asked for once more when the values are put; None asks for nothing.
 
         Raises:
             DestinationDeviceDisabled: the device is disabled.
             ValidationFailed: the Manifest refuses a value, or there are too many.
             DeviceNotFound: it was deleted.
+            PermissionDenied: the caller may not write the device any more.
         """
         values = read_wanted(data, device.manifest.manifest)
         before = await self.before(device.key)
         wish = Wish(device, values, expires_after, current_origin().actor, before)
+        if reach is not None and not reach.allows(device, Permission.WRITE):  # it may have ended during the reads
+            raise PermissionDenied(f"{Permission.WRITE.value} on device {device.id}")
         await self._database.write(lambda tx: self.put_in(tx, wish, application_id=application_id))
-        return await self.show(device) if reads else await self._show_named(device, values)
+        if reach is not None and not reach.allows(device, Permission.READ):
+            return await self._show_named(device, values)
+        return await self.show(device)
 
     async def before(self, device: DeviceKey) -> Before:
         """To be asked for before a wish is put."""

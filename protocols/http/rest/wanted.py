@@ -116,7 +116,7 @@ class WantedCalls(RestCalls):
             bytes(body.data),
             expires_after=body.expires_after,
             application_id=caller.application_id,
-            reads=(await self._permissions.reach(caller)).allows(device, Permission.READ),
+            reach=await self._permissions.reach(caller),
         )
         return _object(device, view)
 

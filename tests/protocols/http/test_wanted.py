@@ -257,3 +257,22 @@ async def test_only_the_device_is_given_it_with_a_message(api: httpx.AsyncClient
         assert answer.json()["wanted"] == {"intensity": 40}
         await wait_all_tasks_blocked()
         assert await states(api) == {"intensity": state}
+
+
+async def test_a_permission_that_ends_meanwhile_is_none(
+    api: httpx.AsyncClient, services: Services, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A value waits for up to a year, long after whoever wanted it had a right to."""
+    await services.core.database.write(give_type_away)
+    await services.device_types.catalog.reload()
+    await allow(services, GrantRecord(world.ada, world.application, world.light_type, read=True, write=True))
+    before = type(services.wanted).before
+
+    async def and_then(wanted_: Any, device: Any) -> Any:
+        found = await before(wanted_, device)
+        await allow(services, GrantRecord(world.ada, world.application, world.light_type, read=True, write=False))
+        return found
+
+    monkeypatch.setattr(type(services.wanted), "before", and_then)
+    assert (await want(api, {"intensity": 40}, token=APPLICATION_TOKEN)).status_code == 403
+    assert (await wanted(api, KITCHEN_TOKEN))["data"] == {}
