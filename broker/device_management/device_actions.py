@@ -179,15 +179,18 @@ class DeviceActions:
         key = session.device.key
         if self._registered.get(key) is session:
             del self._registered[key]
+            self._wake(key)
         if self._sessions.get(key) is session:
             del self._sessions[key]
             self._wake(key)
 
     def begin(self, session: ManagedSession) -> None:
-        """The device registers with one of several nodes, this one: what comes from now on is for this registration."""
+        """The device registers, with this node of several: what comes from now on is for this registration."""
         if self._shared is not None:
             self._coming.setdefault(session.device.key, [])
             self._shared.begin(session)
+        else:
+            self._registered[session.device.key] = session
 
     async def begun(self, session: ManagedSession) -> None:
         """It has registered. Raises StoreError: it has not."""
@@ -270,8 +273,10 @@ class DeviceActions:
         if (coming := self._coming.get(fact.destination)) is not None:
             coming.append(fact.action)
             return
-        sessions = self._sessions if self._shared is None else self._registered
-        if (session := sessions.get(fact.destination)) is not None:
+        session = self._registered.get(fact.destination)
+        if session is None and self._shared is None:
+            session = self._sessions.get(fact.destination)
+        if session is not None:
             self._offer(session.device, fact.action)
 
     def _offer(self, device: Device, action: Action) -> None:
@@ -453,16 +458,19 @@ class DeviceActions:
             raise _UnfitValueError(f"{where} is {described.type.value}, and the Action has another value.") from error
 
     async def _session(self, device: DeviceKey) -> ManagedSession | None:
-        """The registration of the device; the next one, when it has ended a moment ago. None: there is none."""
-        with trio.move_on_after(inf if device in self._not_back else _AGAIN_SECONDS):
-            while (found := self._sessions.get(device)) is None or found.is_over:
-                event = self._changed.setdefault(device, trio.Event())
-                try:
+        """The registration of the device after its first steps; the next one, when it has ended a moment ago. None:
+        there is none."""
+        while (found := self._sessions.get(device)) is None or found.is_over:
+            is_coming = device in self._not_back or device in self._registered
+            event = self._changed.setdefault(device, trio.Event())
+            try:
+                with trio.move_on_after(inf if is_coming else _AGAIN_SECONDS) as waited:
                     await event.wait()
-                finally:
-                    self._changed.pop(device, None)
-            return found
-        return None
+            finally:
+                self._changed.pop(device, None)
+            if waited.cancelled_caught:
+                return None
+        return found
 
     def _shown(self, waiting: _Waiting, problem: str | None) -> ShownAction:
         state = ActionState.DONE if problem is None else ActionState.FAILED
@@ -512,7 +520,8 @@ class DeviceActions:
         session = self._sessions.get(device.key)
         if self._shared is not None:
             return await self._shown_of_all(device, self._shared, session)
-        text = _waiting_text(is_registered=session is not None, is_asleep=session is not None and session.is_asleep)
+        is_registered = session is not None or device.key in self._registered
+        text = _waiting_text(is_registered=is_registered, is_asleep=session is not None and session.is_asleep)
         waiting = [
             ShownAction(one.action.mid, one.name, one.action.cts, ActionState.WAITING, text)
             for one in self._queues.get(device.key, ())

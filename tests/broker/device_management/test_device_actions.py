@@ -117,6 +117,38 @@ async def test_wait_while_the_device_sleeps(
     assert session.done == ["W /3311/0/5850 True"]
 
 
+async def test_that_come_during_the_first_steps_wait_for_their_end(
+    fleet: Fleet, session: FakeSession, services: Services, ends: Ends, autojump_clock: MockClock
+) -> None:
+    registrations = fleet.management.registrations
+    registrations.ended(session)
+    following = FakeSession(fleet.devices[0])
+    registrations.begin(following)
+    await registrations.begun(following)
+    await act(services, fleet, {"name": "setOn"})
+    await trio.sleep(600)  # the reads of a slow device
+    assert (await shown(fleet), ends.facts) == ([("setOn", "waiting", "The device gets it next.")], [])
+    await registrations.registered(following)
+    assert await ends.wait(1) == ["DeviceActionDelivered"]
+    assert following.done == ["W /3311/0/5850 True"]
+
+
+async def test_end_when_the_device_leaves_during_the_first_steps(
+    fleet: Fleet, session: FakeSession, services: Services, ends: Ends, autojump_clock: MockClock
+) -> None:
+    registrations = fleet.management.registrations
+    registrations.ended(session)
+    following = FakeSession(fleet.devices[0])
+    registrations.begin(following)
+    await registrations.begun(following)
+    await act(services, fleet, {"name": "setOn"})
+    await wait_all_tasks_blocked()
+    following.is_over = True
+    registrations.ended(following)
+    assert await ends.wait(1) == ["DeviceActionFailed"]
+    assert await shown(fleet) == [("setOn", "failed", "The registration of the device has ended.")]
+
+
 async def test_go_to_the_next_registration_of_a_device_that_slept(
     fleet: Fleet, session: FakeSession, services: Services, ends: Ends, autojump_clock: MockClock
 ) -> None:
