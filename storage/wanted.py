@@ -87,6 +87,18 @@ class WantedStore(Store):
         found = self._db.execute("DELETE FROM wanted WHERE device = :device RETURNING field", {"device": device})
         return bool(list(found))
 
+    def withdraw_of_former(self, device: DeviceKey) -> bool:
+        """Withdraw what users want who neither own the device nor share it; return whether there was any."""
+        found = self._db.execute(
+            "DELETE FROM wanted WHERE device = :device AND ended_on IS NULL AND author LIKE 'user %'"
+            " AND NOT EXISTS (SELECT 1 FROM user AS u WHERE u.id = substr(wanted.author, 6) AND"
+            " (EXISTS (SELECT 1 FROM device AS d WHERE d.key = :device AND d.owner = u.key)"
+            " OR EXISTS (SELECT 1 FROM device_share AS s WHERE s.device = :device AND s.user = u.key"
+            " AND s.status = 'ACCEPTED'))) RETURNING field",
+            {"device": device},
+        )
+        return bool(list(found))
+
     def sent(self, device: DeviceKey, upto: int, *, now_ms: int, field: str | None = None) -> bool:
         """The device was given the values, or that of a field, up to this revision; return whether that is new."""
         of_field = "" if field is None else " AND field = :field"

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from broker.accounts.issuance import Issuance
 from broker.clock import Clock
-from broker.cluster.kinds import DEVICE, publish
+from broker.cluster.kinds import DEVICE, WANTED, publish
 from broker.devices.registry import Device
 from broker.errors import (
     REQUIRED,
@@ -220,6 +220,8 @@ class Shares:
 
 def _tell_changed(tx: Transaction, device: DeviceKey) -> None:
     tx.tell(DEVICE, device)
+    if tx.wanted.withdraw_of_former(device):
+        tx.tell(WANTED, device)
     publish(tx, SharesChanged(device))
 
 

@@ -16,6 +16,7 @@ from tests.factories import (
     ADA,
     ADA_TOKEN,
     APPLICATION_TOKEN,
+    BOB_TOKEN,
     BOBS_TOKEN,
     HALL,
     KITCHEN,
@@ -27,6 +28,7 @@ from tests.factories import (
 )
 from tests.fakes import FakeClock
 from tests.protocols.http.conftest import bearer
+from tests.protocols.http.test_device_shares import SHARES, accept
 from tests.protocols.http.test_devices import give_type_away
 from tests.rows import each_row
 
@@ -276,3 +278,14 @@ async def test_a_permission_that_ends_meanwhile_is_none(
     monkeypatch.setattr(type(services.wanted), "before", and_then)
     assert (await want(api, {"intensity": 40}, token=APPLICATION_TOKEN)).status_code == 403
     assert (await wanted(api, KITCHEN_TOKEN))["data"] == {}
+
+
+async def test_the_end_of_a_share_withdraws_what_its_user_wanted(api: httpx.AsyncClient) -> None:
+    """A lock that was away would open for a former guest."""
+    share = await accept(api)
+    assert (await want(api, {"intensity": 40}, token=BOB_TOKEN)).status_code == 200
+    assert (await want(api, {"state": True})).status_code == 200
+    assert (await wanted(api, KITCHEN_TOKEN))["data"] == {"intensity": 40, "state": True}
+    assert (await api.delete(f"{SHARES}/{share}", headers=bearer(ADA_TOKEN))).status_code == 200
+    assert (await wanted(api, KITCHEN_TOKEN))["data"] == {"state": True}
+    assert "intensity" not in (await wanted(api))["fields"]
