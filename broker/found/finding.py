@@ -572,7 +572,7 @@ class DeviceFinder:
             await self._extend(device, definition)  # before the components are known: else nothing would do it again
         row = replace(record, components=text, status=found.record.status, device=found.record.device)
         await self._database.write(lambda tx: tx.found.put(row))
-        # The device may be gone meanwhile.
+        # The device may be gone by now.
         found.record = replace(row, status=found.record.status, device=found.record.device)
         found.components, found.definition = components, definition
         client.found[identity] = found
