@@ -79,6 +79,7 @@ OUT_OF_REACH: Final = {
     "PUT /users/{uid}": "an application that may change profiles",
     "GET /users/{uid}/audit": "an application that may change profiles",
     "GET /users/{uid}/automations": "an application that may change profiles",
+    "PUT /found/{fid}": "a device that was announced over open topics",
     "GET /names": "the console",
     "GET /users/{uid}/sessions": "an application that may change profiles",
     "GET /users/{uid}/archive": "the console",

@@ -20,7 +20,6 @@ from protocols.http.rest.named import named_device
 from protocols.http.schema import Data, Id, Shape, Timestamp, about, absent_if_none, one_of, time_ms
 
 _PATH: Final = "/devices/{did}/wanted"
-_ANY: Final = ["boolean", "number", "string", "array"]
 
 
 class _Field(Shape, kw_only=True):
@@ -35,13 +34,11 @@ class _Field(Shape, kw_only=True):
         "message": "The device was given it at 2026-11-27 14:00:00 UTC, and has not reported it yet.",
     }
 
-    wanted: Annotated[Any, about("As the Manifest converts it", type=_ANY)]
+    wanted: Annotated[Any, about("As the Manifest converts it: a boolean, a number, a text or a list")]
     since: Timestamp
     by: Annotated[str, about("`user`, `device`, `application`, `rule` or `scene`, and the id")]
     expires_on: Timestamp
-    reported: Annotated[Any, about("The last value that the device has reported", type=_ANY)] | UnsetType = (
-        msgspec.UNSET
-    )
+    reported: Annotated[Any, about("The last value that the device has reported")] | UnsetType = msgspec.UNSET
     reported_ts: Annotated[int, time_ms("When it was so")] | UnsetType = msgspec.UNSET
     state: Annotated[str, one_of(tuple(WantedState))]
     message: Annotated[str, about("A sentence")]
