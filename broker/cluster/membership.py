@@ -34,6 +34,8 @@ from storage.sql import StoreError, StoreForkedError
 #: The name of all nodes together as the holder of the lease of the daemon.
 SEVERAL: Final = "(several nodes)"
 _LOOK_SECONDS: Final = 0.2
+#: Of the database's clock at a time, until one is quick.
+_MEASUREMENTS: Final = 3
 _FORGET_SECONDS: Final = 60.0
 #: A lease that a node had to take back, because nobody else took it, stays for so long.
 _KEPT_SECONDS: Final = 60.0
@@ -214,8 +216,11 @@ class NodeMembership(RenewedDeadline):
 
     async def look(self) -> None:
         """Look at the nodes now, and not at the next renewal only. Raises StoreError."""
-        asked = self.clock.steady_ms()
-        self.clock.measured(asked, await self._table.run(_now_ms))
+        for _ in range(_MEASUREMENTS):
+            asked = self.clock.steady_ms()
+            self.clock.measured(asked, await self._table.run(_now_ms))
+            if self.clock.is_exact:
+                break
         self._seen = await self._table.run(_seen)
 
     def others_that_serve(self) -> tuple[str, ...]:

@@ -1,10 +1,11 @@
 """The clock of several nodes: that of the database, so that the clock of a node's machine does not matter.
 
 It is the steady clock of the machine and an offset, which is measured again and again. A measurement knows the time of
-the database to half the seconds that its answer took; a slow one is left out.
+the database to half the seconds that its answer took; one that is slower than the last is left out.
 """
 
 from collections.abc import Callable
+from math import inf
 from typing import Final
 
 from broker.clock import Clock, system_now_ms, system_steady_ms
@@ -20,13 +21,20 @@ class SharedClock:
         self._steady_ms = steady_ms
         self._offset: int | None = None
         self._measured = 0
+        self._took: float = inf
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the last measurement that counts was quick."""
+        return self._took <= _QUICK_MS
 
     def measured(self, asked: int, now_ms: Milliseconds) -> None:
         """The database, which was asked at this steady time and has answered just now, has told its time."""
         answered = self._steady_ms()
-        if self._offset is None or answered - asked <= _QUICK_MS or answered - self._measured > _RENEWED_MS:
+        took = answered - asked
+        if took <= max(_QUICK_MS, self._took) or answered - self._measured > _RENEWED_MS:
             self._offset = now_ms - (asked + answered) // 2
-            self._measured = answered
+            self._measured, self._took = answered, took
 
     def steady_ms(self) -> int:
         return self._steady_ms()

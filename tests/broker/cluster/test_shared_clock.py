@@ -51,6 +51,19 @@ def test_a_slow_answer_says_nothing_unless_there_is_no_quick_one(steady: Steady)
     assert clock.now_ms() == NOW_MS + 62_200
 
 
+def test_a_slow_first_answer_is_replaced_by_the_next_that_is_quicker(steady: Steady) -> None:
+    """A node that begins while the database answers slowly would be seconds wrong for as long as no answer is quick."""
+    clock = SharedClock(steady)
+    measure(clock, steady, NOW_MS, takes_ms=5_000)
+    assert not clock.is_exact
+    assert clock.now_ms() == NOW_MS + 2_500
+    measure(clock, steady, NOW_MS + 400, takes_ms=400)
+    assert clock.now_ms() == NOW_MS + 600
+    measure(clock, steady, NOW_MS + 420, takes_ms=20)
+    assert clock.is_exact
+    assert clock.now_ms() == NOW_MS + 430
+
+
 def test_it_jumps_with_the_database(steady: Steady) -> None:
     clock = SharedClock(steady)
     measure(clock, steady, NOW_MS, takes_ms=0)
