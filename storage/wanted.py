@@ -90,7 +90,7 @@ class WantedStore(Store):
     def withdraw_of_former(self, device: DeviceKey) -> bool:
         """Withdraw what users want who neither own the device nor share it; return whether there was any."""
         found = self._db.execute(
-            "DELETE FROM wanted WHERE device = :device AND ended_on IS NULL AND author LIKE 'user %'"
+            "DELETE FROM wanted WHERE device = :device AND ended_on IS NULL AND substr(author, 1, 5) = 'user '"
             " AND NOT EXISTS (SELECT 1 FROM user AS u WHERE u.id = substr(wanted.author, 6) AND"
             " (EXISTS (SELECT 1 FROM device AS d WHERE d.key = :device AND d.owner = u.key)"
             " OR EXISTS (SELECT 1 FROM device_share AS s WHERE s.device = :device AND s.user = u.key"

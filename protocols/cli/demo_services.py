@@ -88,7 +88,8 @@ def database_in(state: Path, *, is_new: bool) -> Iterator[str]:
         data = Path(user.pw_dir) / f"trunkline-demo-{sha256(bytes(state.absolute())).hexdigest()[:8]}"
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
     server = _Server(programs, data, user)
-    with TemporaryDirectory(prefix="trunkline-demo.") as sockets:  # the path of a socket must be short
+    # The path of a socket must be short, and whoever runs the server may enter no other private folder.
+    with TemporaryDirectory(prefix="trunkline-demo.", dir=None if user is None else user.pw_dir) as sockets:
         if user is not None:
             os.chown(sockets, user.pw_uid, user.pw_gid)
         server.prepare(is_new=is_new)
