@@ -128,11 +128,28 @@ class Rulebook:
             ValidationFailed: the body is not valid; all findings.
             Conflict: the user has too many rules.
         """
+        record = self._new(caller, owner, new)
+        checked = await self._checked(record)
+
+        def work(tx: Transaction) -> RuleRecord:
+            added = add_rule(tx, record, checked.rule, self.models)
+            tx.tell(RULE, added.key)
+            return added
+
+        with self._prepared(record, checked):
+            return await self._database.write(work)
+
+    async def unsaved(self, caller: Caller, owner: UserRecord, body: bytes) -> CompiledRule:
+        """A rule of a user that is not stored. Raises PermissionDenied and ValidationFailed as `create`."""
+        return (await self._checked(self._new(caller, owner, NewRule("", body)))).rule
+
+    def _new(self, caller: Caller, owner: UserRecord, new: NewRule) -> RuleRecord:
+        """Raises PermissionDenied, ValidationFailed."""
         application, organization = caller.application, caller.application_organization
         if application is None or organization is None:
             raise PermissionDenied("a token of an application")
         now_ms = self._clock.now_ms()
-        record = RuleRecord(
+        return RuleRecord(
             key=RuleKey(NEW_KEY),
             id=new_id(),
             owner=owner.key,
@@ -149,15 +166,6 @@ class Rulebook:
             application_id=caller.application_id or "",
             application_organization=organization,
         )
-        checked = await self._checked(record)
-
-        def work(tx: Transaction) -> RuleRecord:
-            added = add_rule(tx, record, checked.rule, self.models)
-            tx.tell(RULE, added.key)
-            return added
-
-        with self._prepared(record, checked):
-            return await self._database.write(work)
 
     async def findings(self, caller: Caller, owner: UserRecord, body: Any) -> tuple[Finding, ...]:
         """All findings about a body. Raises PermissionDenied."""

@@ -264,6 +264,13 @@ class ReplayBody(Shape):
     end_date: Annotated[int, Meta(ge=0), time_ms("To here, at most 31 days")]
 
 
+class TryBody(ReplayBody, kw_only=True):
+    example = {"rule": BODY, **ReplayBody.example}
+
+    rule: _Body
+    uid: Annotated[Id, about("Whose rule it would be; with an application token")] | None = None
+
+
 class _SentObject(Shape):
     field: Annotated[str, about("Which entry of `then`", example="rule.then.0")]
     action: str | UnsetType = UNSET

@@ -13,6 +13,7 @@ from broker.errors import REQUIRED, Finding, PermissionDenied, ValidationFailed,
 from broker.messages.room import MessagesRoom
 from broker.rules.explaining.simulation import TOO_LONG, TOO_MANY_AT_ONCE, TOO_MANY_DEVICES
 from broker.rules.language.actions import SendAction, WantValues
+from broker.rules.language.rule import CompiledRule
 from broker.rules.room import RulesRoom
 from broker.rules.rulebook import (
     CHANGED_MEANWHILE,
@@ -47,6 +48,7 @@ from protocols.http.rest.rule_shapes import (
     RuleQuery,
     RulesOfUserQuery,
     Testable,
+    TryBody,
     hidden_rule,
     replay_object,
     rule_object,
@@ -362,6 +364,24 @@ class RuleCalls(RestCalls):
     async def replay(self, caller: Caller, record: RuleRecord, body: ReplayBody) -> Data[ReplayObject]:
         rule = await self._rules.names.compiled(record)
         await self._rules.access.require_read(caller, record, rule)
+        return await self._replayed(rule, body)
+
+    @RestCall(
+        "POST",
+        "/rules/try",
+        tokens=USER_OR_APPLICATION,
+        on=NOTHING,
+        summary="Try a rule before it is made",
+        about="What a rule with this body would have sent, as `replay` says it. Nothing is stored or sent. It needs "
+        "what making the rule needs: READ on the sources, WRITE on the destinations.",
+        refusals={403: "A device or type is not the user's.", 404: "The user does not exist.", 409: _CANNOT_SIMULATE},
+        body_limit=_BODY_BYTES,
+    )
+    async def try_out(self, caller: Caller, body: TryBody) -> Data[ReplayObject]:
+        owner = await self._owner(caller, body.uid)
+        return await self._replayed(await self._rules.rulebook.unsaved(caller, owner, bytes(body.rule)), body)
+
+    async def _replayed(self, rule: CompiledRule, body: ReplayBody) -> Data[ReplayObject]:
         start_ms, end_ms = Milliseconds(body.start_date), Milliseconds(body.end_date)
         replayed = await self._rules.replays.run(rule, start_ms, end_ms)
         sent = [

@@ -74,6 +74,7 @@ GET /users/{}/rules
 GET /rules/{}/provision
 GET /rules/{}/explain
 POST /rules/{}/replay
+POST /rules/try
 GET /users/{}/scenes
 GET /users/{}/trials
 POST /devices

@@ -175,6 +175,7 @@ RULES: Final = {
     "GET /rules/{ruleId}/executions",
     "GET /rules/{ruleId}/explain",
     "POST /rules/{ruleId}/replay",
+    "POST /rules/try",
 }
 #: Device types: test_device_types.py, test_manifests.py and test_developer.py.
 TYPES_ALONE: Final = {
@@ -400,6 +401,7 @@ async def test_rules_need_read_on_their_source_and_write_on_their_destination(
         headers = bearer(token)
         may = place[0] != "foreign" and all(is_granted(grants, place[1], need) for need in ("READ", "WRITE"))
         ways: list[tuple[str, str, Any]] = [("POST", "/rules", {"uid": ADA, "name": "New", "rule": body(id_)})]
+        ways += [("POST", "/rules/try", {"uid": ADA, "rule": body(id_), "startDate": 1, "endDate": 2})]
         if place in rules:
             path = f"/rules/{rules[place]['id']}"
             shown = await api.get(path, headers=headers)

@@ -501,6 +501,19 @@ async def test_replays_send_nothing(ada: Client, services: Services) -> None:
     assert await services.core.database.read(lambda tx: tx.messages.head()) == head
 
 
+async def test_a_rule_is_tried_before_it_is_made(ada: Client, services: Services) -> None:
+    mids = [await says(services, {"temperature": temperature}) for temperature in (20, 30)]
+    tried = {"rule": {"if": WARM, "then": ON}, "startDate": NOW_MS - 1000, "endDate": NOW_MS + 1000}
+    answer = (await ada("POST", "/rules/try", json=tried))["data"]
+    assert (answer["messages"], answer["triggered"], answer["triggers"][0]["mid"]) == (2, 1, mids[1])
+    assert (await ada("GET", "/rules"))["total"] == 0
+    wrong = tried | {"rule": {"if": WARM | {"field": "unknown"}, "then": ON}}
+    assert findings((await ada("POST", "/rules/try", 400, json=wrong))["error"]).keys() == {"rule.if.field"}
+    foreign = tried | {"rule": {"if": WARM | {"sdid": BOBS}, "then": ON}}
+    await ada("POST", "/rules/try", 403, json=foreign)
+    assert await services.core.database.read(lambda tx: tx.messages.head()) == 2
+
+
 async def test_a_rule_goes_out_as_a_provision_file_and_comes_back(ada: Client, services: Services) -> None:
     rule = await ada.rule({"if": WARM, "then": ON | {"parameters": None}}, description='Say "hi"\\n')
     answer = await ada.raw("GET", f"/rules/{rule['id']}/provision")
