@@ -4,9 +4,9 @@ A commit of this node reads what others have told before it, so it is heard firs
 once a second, and when PostgreSQL says that somebody has stored something (storage/facts.py).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import cache, partial
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 import structlog
@@ -17,14 +17,15 @@ from broker.cluster.kinds import BY_NAME, CONNECTION_REPLACED
 from broker.cluster.news import News
 from broker.facts import DeviceDeleted, DeviceDisabled, DeviceHandedOver
 from broker.trace.origin import origin_in
-from storage.database import CommitGroup, Database
-from storage.facts import FactRecord, FactsLostError
+from storage.database import CommitGroup, Database, Transaction
+from storage.facts import FactPage, FactRecord, FactsLostError
 from storage.keys import DeviceKey, Position
 from storage.outages import Outage
 from storage.peers import HeardOf, PackedFact
 from storage.sql import StoreError
 from storage.told import Told
 
+T = TypeVar("T")
 _LOOK_SECONDS: Final = 1.0
 _RETRY_SECONDS: Final = 0.1
 _SETTLE_SECONDS: Final = 0.002
@@ -38,8 +39,12 @@ class Rows(Protocol):
     async def before(self, first: Position, last: Position, *, has_actions: bool) -> None:
         """Publish what comes before a commit of this node with these positions. Raises StoreError."""
 
-    async def read_on(self) -> None:
-        """Publish what the others have stored. Raises StoreError."""
+    async def read_on(
+        self, beside: Callable[[Transaction], T] | None = None, take: Callable[[T], Awaitable[object]] | None = None
+    ) -> None:
+        """Publish what the others have stored. Raises StoreError.
+
+        `beside` reads in the same transaction, and `take` gets what it has read before the rows are published."""
 
     async def messages_came(self) -> None:
         """The others have stored messages, and nothing else. Raises StoreError."""
@@ -234,9 +239,11 @@ class FactLog:
                 self._told_changes = False
 
     async def _look(self) -> None:
-        await self.hear()
-        if self.rows is not None:
-            await self.rows.read_on()
+        """An Action waits for this: facts and rows are read together."""
+        if self.rows is None:
+            await self.hear()
+        else:
+            await self.rows.read_on(lambda tx: tx.facts.after(self._heard), self._take)
 
     async def catch_up(self) -> None:
         """Hear everything that was told before this call. Calls at the same time share one reading.
@@ -263,14 +270,23 @@ class FactLog:
         while True:
             behind = self._heard
             found = await database.look_up(lambda tx, behind=behind: tx.facts.after(behind))  # type: ignore[misc]
-            for fact in found.facts:
-                if fact.number <= self._heard:
-                    continue
-                if fact.node == self.instance:
-                    return False
-                self.heard((fact,))
+            if not self._heard_up_to_own(found):
+                return False
             if found.is_all:
                 return True
+
+    async def _take(self, page: FactPage) -> None:
+        if self._heard_up_to_own(page) and not page.is_all:
+            await self.hear()
+
+    def _heard_up_to_own(self, page: FactPage) -> bool:
+        for fact in page.facts:
+            if fact.number <= self._heard:
+                continue
+            if fact.node == self.instance:
+                return False
+            self.heard((fact,))
+        return True
 
     def listen_anew(self) -> None:
         """Somebody begins to need what others store."""

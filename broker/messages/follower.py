@@ -11,7 +11,7 @@ when it has grown.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
@@ -27,6 +27,7 @@ from storage.database import Database, Transaction
 from storage.keys import BY_CLOUD, DeviceKey, Position
 from storage.records import ActionRow, MessageRow
 
+T = TypeVar("T")
 _R = TypeVar("_R", MessageRow, ActionRow)
 #: Rows of each table that are read in one transaction.
 _BLOCK: Final = 2_000
@@ -131,13 +132,22 @@ class LogFollower:
                     self._publish(block, block.upto, devices)
             self._move(last)
 
-    async def read_on(self) -> None:
-        """Publish what the others have stored. Raises StoreError."""
+    async def read_on(
+        self, beside: Callable[[Transaction], T] | None = None, take: Callable[[T], Awaitable[object]] | None = None
+    ) -> None:
+        """Publish what the others have stored. Raises StoreError.
+
+        `beside` reads in the same transaction, and `take` gets what it has read before the rows are published."""
         before, is_behind = self._position, True
         while is_behind:
             async with self._turn:
                 with_messages = self.reads_messages()
-                block = await self._next(with_messages=with_messages)
+                if beside is not None and take is not None:
+                    block, found = await self._next_beside(beside, with_messages=with_messages)
+                    await take(found)
+                    beside = None
+                else:
+                    block = await self._next(with_messages=with_messages)
                 devices = await self._held(block)
                 if self.reads_messages() and not with_messages:
                     continue  # somebody has begun to need messages, and perhaps has read the log before this was read
@@ -170,9 +180,19 @@ class LogFollower:
         return max(self._own[-1].last, self._position) if self._own else self._position
 
     async def _next(self, *, with_messages: bool) -> _Block:
-        return await self._database.look_up(
-            partial(_block, self._position, self._own_upto, self._instance, with_messages=with_messages)
-        )
+        return await self._database.look_up(self._next_in(with_messages=with_messages))
+
+    async def _next_beside(self, beside: Callable[[Transaction], T], *, with_messages: bool) -> tuple[_Block, T]:
+        rows = self._next_in(with_messages=with_messages)
+
+        def both(tx: Transaction) -> tuple[_Block, T]:
+            found = beside(tx)
+            return rows(tx), found
+
+        return await self._database.look_up(both)
+
+    def _next_in(self, *, with_messages: bool) -> Callable[[Transaction], _Block]:
+        return partial(_block, self._position, self._own_upto, self._instance, with_messages=with_messages)
 
     async def _hold_and_publish(self, block: _Block) -> None:
         devices = await self._held(block)

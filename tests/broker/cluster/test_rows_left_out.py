@@ -28,7 +28,7 @@ class RowsOfOthers:
 
     is_hearing = False
 
-    async def read_on(self) -> None:
+    async def read_on(self, *_: object) -> None:
         pass
 
     async def messages_came(self) -> None:
