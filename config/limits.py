@@ -77,7 +77,6 @@ MQTT_RETAINED_BYTES: Final = 64 * 1024 * 1024
 TOPIC_DEVICES_MAX: Final = 100  # reference 16.8: entries
 TOPIC_DEVICES_MADE: Final = 100  # devices that an entry makes, by default
 TOPIC_DEVICES_MADE_MAX: Final = 10_000
-TOPIC_DEVICES_WAITING: Final = 100  # messages of one entry whose devices are looked up or made
 TOPIC_DEVICES_SHOWN: Final = 50  # unknown keys of an entry
 TOPIC_DEVICE_KEY_CHARACTERS: Final = 64
 TOPIC_DEVICE_PAYLOAD_BYTES: Final = 64 * 1024

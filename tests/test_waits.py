@@ -18,6 +18,7 @@ _TAKES_OUT: Final = {"clear", "difference_update", "discard", "pop", "popitem", 
 #: Class, method and attributes, by the reason.
 PLACES: Final[Mapping[str, tuple[str, ...]]] = {
     "One task runs it, and nobody else writes the attribute": (
+        "MqttExchange.prepare _unready",
         "Turn.pause _ends",
         "FactLog.follow_forever _told_messages_only",
         "NodeMembership._give_away _stays_until",

@@ -1,10 +1,10 @@
 """Messages of topic devices: of what they publish on open topics, or of calls of hooks (reference 16.8).
 
-A message of a device that is in memory is accepted in the turn that brings it, so it commits with the group that
-acknowledges the publisher. Others wait in the lane of their entry until the device is read, or made.
+A message is accepted in the turn in which it is published, so it commits with the group that acknowledges the
+publisher. Before that, its publisher waits until the device is in memory: read, or made (`make_ready`).
 """
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,6 +28,7 @@ from broker.errors import (
     DeviceTypeNotFound,
     DomainError,
     NotFound,
+    StorageUnavailable,
     ValidationFailed,
     invalid,
 )
@@ -39,7 +40,7 @@ from broker.names import plain_name_problem
 from broker.topic_devices.entries import MadeMessage, NotUnderstoodError, PayloadMapping, TopicDeviceEntry
 from broker.topics.space import TopicMessage
 from broker.trace.refusals import Refusals
-from config.limits import TOPIC_DEVICES_MADE_MAX, TOPIC_DEVICES_SHOWN, TOPIC_DEVICES_WAITING
+from config.limits import TOPIC_DEVICES_MADE_MAX, TOPIC_DEVICES_SHOWN
 from storage.database import Database, Transaction
 from storage.keys import DeviceKey, Ticket, UserKey
 from storage.records import UserRecord
@@ -73,7 +74,8 @@ class TopicDeviceStatus(msgspec.Struct, frozen=True):
 
 
 class TopicDeviceStatistics(msgspec.Struct, frozen=True):
-    """`ignored`: payloads about nothing that a mapping takes. `refused`: messages that the device's limits refused."""
+    """`ignored`: payloads about nothing that a mapping takes. `refused`: messages that the device's limits refused.
+    `waiting`: messages whose publishers wait for a device that is read or made."""
 
     stored: int
     ignored: int
@@ -96,8 +98,6 @@ class _Door:
     last: str = ""
     known: dict[str, Device] = field(default_factory=dict)
     unknown: OrderedDict[str, None] = field(default_factory=OrderedDict)
-    lane: deque[MadeMessage] = field(default_factory=deque)
-    is_working: bool = False
     stored: int = 0
     made: int = 0
     not_understood: int = 0
@@ -131,7 +131,9 @@ class TopicDevices:
         self._doors = [_Door(one) for one in entries]
         self._hooks = {one.entry.name: one for one in self._doors if one.entry.is_hook}
         self._routes: dict[UserKey, list[tuple[PayloadMapping, _Door]]] = {}
-        self._nursery: trio.Nursery | None = None
+        #: The message that was looked at last, and what was made of it: it is published next.
+        self._looked_at: tuple[_Door, bytes, bytes, MadeMessage | None] | None = None
+        self._waiting = 0
         self._wakeup = Wakeup()
         router.subscribe(DeviceTypeChanged, self._type_changed, FactPhase.EFFECT)
         self._ignored = self._refused = 0
@@ -145,29 +147,51 @@ class TopicDevices:
 
     def hear(self, message: TopicMessage, _source: DeviceKey, owner: UserKey) -> bool:
         """Take what a device of this owner publishes; everybody else gets it all the same."""
-        if (routes := self._routes.get(owner)) is None:
-            return False
-        for mapping, door in routes:
-            if mapping.pattern.fullmatch(message.topic):
-                self._take(door, mapping, message)
-                break
+        if (found := self._made_of(message.topic, message.payload, owner)) is not None:
+            self._looked_at = None
+            door, made = found
+            if made is not None and (device := self._known(door, made.key)) is not None:
+                self._submit(door, device, made)
         return False
 
-    def _take(self, door: _Door, mapping: PayloadMapping, message: TopicMessage) -> None:
-        made = self._made(door, mapping, message.topic, message.payload)
+    def is_ready(self, topic: bytes, payload: bytes, owner: UserKey) -> bool:
+        """See `Preparer`: whether the message is of a device in memory, or of none."""
+        if (found := self._made_of(topic, payload, owner)) is None:
+            return True
+        door, made = found
+        return made is None or self._known(door, made.key) is not None
+
+    async def make_ready(self, topic: bytes, payload: bytes, owner: UserKey) -> bool:
+        """See `Preparer`: read the device of the message, or make it."""
+        if (found := self._made_of(topic, payload, owner)) is None:
+            return True
+        door, made = found
         if made is None:
-            return
-        # Messages of one entry keep their order.
-        device = None if door.lane or door.is_working else self._known(door, made.key)
-        if device is not None:
-            self._submit(door, device, made)
-        elif len(door.lane) >= TOPIC_DEVICES_WAITING:
-            self._note(door, "Too many messages wait for devices that are looked up or made.")
-        elif self._nursery is not None:
-            door.lane.append(made)
-            if not door.is_working:
-                door.is_working = True
-                self._nursery.start_soon(self._work, door)
+            return True
+        self._waiting += 1
+        try:
+            return await self._device(door, made.key) is not None
+        except StorageUnavailable:
+            raise
+        except DomainError as error:
+            self._note(door, f"No device could be made: {error}.")
+            return False
+        finally:
+            self._waiting -= 1
+
+    def _made_of(self, topic: bytes, payload: bytes, owner: UserKey) -> tuple[_Door, MadeMessage | None] | None:
+        """The entry that takes a message, and what it makes of it; None: no entry takes it."""
+        if (routes := self._routes.get(owner)) is None:
+            return None
+        for mapping, door in routes:
+            if mapping.pattern.fullmatch(topic):
+                known = self._looked_at
+                if known is not None and known[:3] == (door, topic, payload):
+                    return door, known[3]
+                made = self._made(door, mapping, topic, payload)
+                self._looked_at = door, topic, payload, made
+                return door, made
+        return None
 
     def _made(self, door: _Door, mapping: PayloadMapping, topic: bytes, payload: bytes) -> MadeMessage | None:
         try:
@@ -178,21 +202,6 @@ class TopicDevices:
         if made is None:
             self._ignored += 1
         return made
-
-    async def _work(self, door: _Door) -> None:
-        """Store what waits in the lane of an entry, in its order."""
-        try:
-            while door.lane:
-                made = door.lane.popleft()
-                try:
-                    if (device := await self._device(door, made.key)) is not None:
-                        if not self._ingest.has_room:
-                            await self._ingest.wait_room()
-                        self._submit(door, device, made)
-                except (StoreError, DomainError) as error:
-                    self._note(door, f"No device could be made: {error}.")
-        finally:
-            door.is_working = False
 
     # Hooks
 
@@ -335,26 +344,21 @@ class TopicDevices:
             sum(one.not_understood for one in doors),
             sum(len(one.unknown) for one in doors),
             sum(one.made for one in doors),
-            sum(len(one.lane) for one in doors),
+            self._waiting,
             tuple(map(_status, doors)),
         )
 
     # The worker
 
     async def run_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
-            try:
-                is_known = await self._look_up()
-                task_status.started()
-                while True:
-                    seconds = _LOOK_SECONDS if is_known else _RETRY_SECONDS
-                    await self._wakeup.wait(seconds if self._doors else float("inf"))
-                    is_known = await self._look_up()
-            finally:
-                self._nursery = None
+        is_known = await self.look_up()
+        task_status.started()
+        while True:
+            seconds = _LOOK_SECONDS if is_known else _RETRY_SECONDS
+            await self._wakeup.wait(seconds if self._doors else float("inf"))
+            is_known = await self.look_up()
 
-    async def _look_up(self) -> bool:
+    async def look_up(self) -> bool:
         """Find owner and type of each entry; whether the store could be read."""
         is_known = True
         routes = dict[UserKey, list[tuple[PayloadMapping, _Door]]]()

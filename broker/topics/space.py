@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -89,6 +89,19 @@ class TopicMessage(msgspec.Struct, frozen=True):
 Hearer = Callable[[TopicMessage, DeviceKey, UserKey], bool]
 
 
+class Preparer(Protocol):
+    """Reads or makes, before a message is published, what a hearer needs for it and has not in memory."""
+
+    def is_ready(self, topic: bytes, payload: bytes, owner: UserKey) -> bool:
+        """Whether nothing is missing for a message of a device of this owner."""
+
+    async def make_ready(self, topic: bytes, payload: bytes, owner: UserKey) -> bool:
+        """See to what is missing. False: there is no such thing, and the message may be published without it.
+
+        Raises StoreError, StorageUnavailable: it is not known, so the message must not be acknowledged.
+        """
+
+
 class TopicStatistics(msgspec.Struct, frozen=True):
     subscriptions: int
     retained: int
@@ -164,6 +177,8 @@ class TopicSpace:
         self._messages = self._deliveries = 0
         self._paces: dict[DeviceKey, Pace] = {}
         self._hearers: list[Hearer] = []
+        #: Asked by who publishes for a device, before each message; None: all hearers have what they need.
+        self.preparer: Preparer | None = None
         sessions.on_end(self.forget)
 
     async def resume(self) -> None:

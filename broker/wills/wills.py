@@ -21,7 +21,7 @@ import trio
 from broker.core import Core
 from broker.device_sessions.sessions import WRITE_BYTES
 from broker.devices.registry import Device, Devices
-from broker.errors import DomainError, PayloadTooLarge
+from broker.errors import DomainError, PayloadTooLarge, StorageUnavailable
 from broker.limits.meters import Meter
 from broker.limits.overhead import Overhead
 from broker.messages.ingest import Ingest
@@ -127,16 +127,21 @@ class Wills:
 
     def begun(self, device: DeviceKey, is_present: bool) -> None:
         """A connection has begun, with the session that the waiting will belongs to, or with a new one."""
-        if (waiting := self._waiting.pop(device, None)) is None:
+        if (waiting := self._waiting.get(device)) is None:
             return
+        is_over = is_present and waiting.due_at > trio.current_time()
+        owner = None if is_over else self._registry.get_nowait(device)  # it is connected now
+        if owner is not None and not self._is_ready(owner, waiting.will):
+            self._wait(waiting.will, trio.current_time())
+            return
+        del self._waiting[device]
         self._forget(device, is_away=True)
-        owner = None if is_present else self._registry.get_nowait(device)  # it is connected now
         if owner is not None:
             self._publish(owner, waiting.will, None)
 
     def leave(self, device: Device, will: WillRecord, *, is_due: bool, seconds: int, meter: Meter | None) -> None:
         """The connection has ended: publish its will at once or after `seconds`, or forget it."""
-        if is_due and seconds:
+        if is_due and (seconds or not self._is_ready(device, will)):
             due_on = Milliseconds(self._core.clock.now_ms() + seconds * 1000)
             self._database.write_nowait(partial(_wait, self._node, device.key, due_on), size=WRITE_BYTES)
             self._wait(will, trio.current_time() + seconds)
@@ -147,6 +152,16 @@ class Wills:
 
     def _forget(self, device: DeviceKey, *, is_away: bool) -> None:
         self._database.write_nowait(partial(_forget, self._node, device, is_away), size=WRITE_BYTES)
+
+    def _is_ready(self, device: Device, will: WillRecord) -> bool:
+        """Whether all hearers of open topics have in memory what they need for this will."""
+        space = self._topics.space
+        return (
+            not will.topic
+            or space is None
+            or space.preparer is None
+            or space.preparer.is_ready(will.topic, will.payload, device.owner)
+        )
 
     # --- Publication ---
 
@@ -178,8 +193,8 @@ class Wills:
             if self._node:
                 keys = [one.will.device for one in due if one.will.delay_seconds]
                 elsewhere = await self._database.read(lambda tx: tx.device_connections.connected(keys))
-            devices = {one.key: one for one in await self._registry.get_all(one.will.device for one in due)}
-        except StoreError as error:
+            devices = await self._devices_of(due)
+        except (StoreError, StorageUnavailable) as error:
             self._outage.failed(error)
             for one in due:
                 if self._waiting.get(one.will.device) is one:
@@ -194,6 +209,21 @@ class Wills:
             self._forget(key, is_away=True)
             if key not in elsewhere and (device := devices.get(key)) is not None:  # it is back on another node in time
                 self._publish(device, one.will, None)
+
+    async def _devices_of(self, due: Sequence[_Waiting]) -> dict[DeviceKey, Device]:
+        """The devices whose wills are due, when what each will needs is in memory. Raises StoreError,
+        StorageUnavailable."""
+        devices = {one.key: one for one in await self._registry.get_all(one.will.device for one in due)}
+        unready = [
+            (one.will, device.owner)
+            for one in due
+            if (device := devices.get(one.will.device)) is not None and not self._is_ready(device, one.will)
+        ]
+        if unready and (space := self._topics.space) is not None and (preparer := space.preparer) is not None:
+            for will, owner in unready:
+                await preparer.make_ready(will.topic, will.payload, owner)
+            devices = {one.key: one for one in await self._registry.get_all(one.will.device for one in due)}
+        return devices
 
     def _publish(self, device: Device, will: WillRecord, meter: Meter | None) -> None:
         """Publish a will in the commit in which the caller forgets it. A refusal has nobody to be reported to."""

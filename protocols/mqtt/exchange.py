@@ -18,7 +18,7 @@ from broker.limits.meters import Meter
 from broker.limits.overhead import Pace
 from broker.limits.refusals import RateLimitExceeded
 from broker.routing.connections import CloseReason
-from broker.topics.space import SERVICE
+from broker.topics.space import SERVICE, Preparer
 from broker.topics.tree import is_topic
 from broker.trace.refusals import Refusals
 from config.limits import MAX_DATA_BYTES, MQTT_FILTERS_MAX, MQTT_TOPIC_ALIASES, MQTT_TOPIC_BYTES_MAX
@@ -83,6 +83,7 @@ class MqttExchange:
         "_meter",
         "_outbox",
         "_own_topics",
+        "_prepared",
         "_reasons",
         "_receive_maximum",
         "_received",
@@ -91,6 +92,7 @@ class MqttExchange:
         "_space",
         "_stored",
         "_unacknowledged",
+        "_unready",
         "_will",
         "deliveries",
         "left",
@@ -124,6 +126,9 @@ class MqttExchange:
         self._receive_maximum = RECEIVE_MAXIMUM if session.level == MQTT_5 else math.inf  # version 3 has none
         self._space = rooms.topics.space
         self._aliases: dict[int, bytes] = {}
+        #: The message that waits for `prepare`, the first one of `left`, with its topic.
+        self._unready: tuple[Publish, bytes] | None = None
+        self._prepared: Publish | None = None  # goes on in the next turn, whatever was found
         self._goes_on = True  # until the device floods
         self._will: WillRecord | None = None  # until the connection has ended
         self._had_will = False
@@ -199,13 +204,52 @@ class MqttExchange:
             self._fail(ProtocolError("over the receive maximum", code=ReasonCode.RECEIVE_MAXIMUM_EXCEEDED))
 
     def _in_turn(self, packets: Sequence[Packet]) -> Iterator[Packet]:
-        """The packets of this turn: until their deliveries fill it. `left` has the packets for the next turn."""
+        """The packets of this turn: until their deliveries fill it, or one has to wait for `prepare`. `left` has the
+        packets for the next turn."""
         self._search()
+        prepared, self._prepared = self._prepared, None
+        preparer = None if self._space is None else self._space.preparer
         for index, packet in enumerate(packets):
             if self.pace.owed > _DELIVERIES_OF_A_TURN or self.deliveries.is_searching:
                 self.left = packets[index:]
                 return
+            if preparer is not None and packet is not prepared and isinstance(packet, Publish):
+                topic = self._unready_topic(preparer, packet)
+                if topic:
+                    self._unready, self.left = (packet, topic), packets[index:]
+                    return
             yield packet
+
+    def _unready_topic(self, preparer: Preparer, packet: Publish) -> bytes:
+        """The open topic to which the packet would be published, if a hearer is not ready for it; else nothing."""
+        topic = packet.topic
+        if not topic and isinstance(packet, PublishWithProperties):
+            topic = self._aliases.get(packet.properties.topic_alias or 0, b"")
+        if topic in self._own_topics or topic.startswith(SERVICE) or not topic:
+            return b""
+        if preparer.is_ready(topic, packet.payload, self._device.owner):
+            return b""
+        may = is_topic(topic) and self._rooms.topics.access.may_publish(self._device, topic)
+        return topic if may else b""
+
+    async def prepare(self) -> None:
+        """See to what is missing for the first message of `left`. It is not acknowledged before, and nothing behind it
+        is read: the sender waits. If that fails, the connection ends, and the sender publishes it again."""
+        if self._unready is None or self._space is None or self._space.preparer is None:
+            return
+        packet, topic = self._unready
+        try:
+            is_found = await self._space.preparer.make_ready(topic, packet.payload, self._device.owner)
+        except (StoreError, StorageUnavailable):
+            self.left = ()
+            self._session.part(Reason(ReasonCode.UNSPECIFIED, "nothing can be stored"))
+            self._end()
+            return
+        finally:
+            self._unready = None
+        if not is_found:
+            self.pace.spend()
+        self._prepared = packet
 
     def _receive(self, packet: Packet) -> bool:
         """Process a packet that is not of the hot path. Returns whether the connection goes on."""
@@ -261,6 +305,11 @@ class MqttExchange:
     def has_more(self) -> bool:
         """Whether `handle` has something to do without new packets."""
         return bool(self.left) or self.deliveries.is_searching
+
+    @property
+    def must_prepare(self) -> bool:
+        """Whether `prepare` has something to do before the next packet, or does it now."""
+        return self._unready is not None
 
     @property
     def has_room(self) -> bool:

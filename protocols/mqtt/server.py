@@ -112,6 +112,8 @@ class MqttConnection(StreamConnection):
             return Need.DRAIN
         if exchange.pace.owed:
             return Need.PACE
+        if exchange.must_prepare:
+            return Need.TASK
         return Need.TURN if exchange.has_more or self._reader.is_behind else Need.READ
 
     def heard_end(self) -> Need:
@@ -155,8 +157,10 @@ class MqttConnection(StreamConnection):
         return Need.END if self._is_over else Need.READ
 
     async def work(self) -> None:
-        """Answer the CONNECT."""
-        if self._offered is not None:
+        """Answer the CONNECT, or see to what the next message needs."""
+        if self._exchange is not None:
+            await self._exchange.prepare()
+        elif self._offered is not None:
             (offered, packets), self._offered = self._offered, None
             admitted = await self._authenticate(offered)
             if admitted is not None:
@@ -234,7 +238,8 @@ class MqttConnection(StreamConnection):
         return self._heard_at + self._silence_seconds
 
     async def beat(self, now: float) -> None:
-        if self.state is LifePhase.WAITING and self.need not in (Need.DRAIN, Need.TASK):
+        is_preparing = self._exchange is not None and self._exchange.must_prepare
+        if self.state is LifePhase.WAITING and (is_preparing or self.need not in (Need.DRAIN, Need.TASK)):
             self._heard_at = now  # the server does not read
         elif now >= self.due():
             self._session.part(Reason(ReasonCode.KEEP_ALIVE_TIMEOUT))

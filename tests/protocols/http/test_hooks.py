@@ -59,7 +59,7 @@ def settings(settings: Settings) -> Settings:
 
 @pytest.fixture
 async def call(api: httpx.AsyncClient, services: Services) -> Any:
-    await services.topic_devices.intake._look_up()
+    await services.topic_devices.intake.look_up()
 
     async def post(name: str, body: Any, secret: str = SECRET) -> httpx.Response:
         sent = body if isinstance(body, bytes) else json.dumps(body).encode()

@@ -13,10 +13,12 @@ from broker.devices.registry import Device
 from broker.errors import SourceDeviceDisabled
 from broker.topic_devices.intake import TopicDevices, TopicDeviceStatistics
 from config.settings import Limits, Mqtt, Settings, TopicDevice
+from protocols.mqtt.packets import Will
+from protocols.mqtt.values import NO_PROPERTIES, Properties
 from storage.records import MessageRow
 from storage.sql import StoreError
 from tests.factories import ADA, BOBS, HALL, KITCHEN, NOW_MS
-from tests.protocols.mqtt.peers import Server, publish_5
+from tests.protocols.mqtt.peers import Server, disconnect_5, publish_5
 from tests.protocols.mqtt.test_open_topics import dialled, heard, subscribed
 from tests.protocols.mqtt.test_version_5 import acknowledged
 
@@ -52,7 +54,7 @@ def intake_of(server: Server) -> TopicDevices:
 
 @pytest.fixture
 async def cellar(server: Server) -> Server:
-    await intake_of(server)._look_up()
+    await intake_of(server).look_up()
     return server
 
 
@@ -70,9 +72,6 @@ async def publish(server: Server, topic: bytes, payload: Any, device: str = KITC
 
 async def settled(server: Server) -> None:
     await wait_all_tasks_blocked()
-    with trio.fail_after(10):
-        while any(door.is_working for door in intake_of(server)._doors):
-            await wait_all_tasks_blocked()
     await server.services.messages.ingest.wait_committed()
 
 
@@ -99,23 +98,103 @@ async def test_a_message_of_a_device_that_is_made(cellar: Server) -> None:
     assert (device.record.name, device.owner_id, device.record.eid) == ("north", ADA, "north")
     (row,) = await rows_of(cellar, device)
     assert (json.loads(row.data), row.ts) == ({"intensity": 40}, NOW_MS - 60_000)
-    # Now it is in memory: the message is accepted in the turn that brings it, and so before the acknowledgement.
-    peer = await dialled(cellar, KITCHEN)
-    await peer.send(publish_5(1, b'{"level":41}', topic=b"cellar/north/now"))
-    assert acknowledged(await peer.packet())[1] in {0, 0x10}
-    assert [json.loads(row.data)["intensity"] for row in await rows_of(cellar, device)] == [40, 41]
     assert statistics(cellar).made == 1
 
 
-async def test_messages_keep_their_order_while_the_device_is_made(cellar: Server) -> None:
+async def values_of(server: Server, key: str) -> list[int]:
+    return [json.loads(row.data)["intensity"] for row in await rows_of(server, await device_of(server, key))]
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_the_first_message_of_a_device_is_stored_when_it_is_acknowledged(cellar: Server, qos: int) -> None:
     peer = await dialled(cellar, KITCHEN)
-    sent = [publish_5(number, b'{"level":%d}' % number, topic=b"cellar/east/now") for number in range(1, 20)]
-    await peer.send(b"".join(sent))
-    for _ in sent:
-        await peer.packet()
+    for number, key in enumerate((b"north", b"east", b"north"), 1):
+        topic = b"cellar/%b/now" % key
+        await peer.send(publish_5(number, b'{"level":%d}' % number, topic=topic, qos=qos))
+        head, body = await peer.packet()
+        assert (head, body[:2]) == (0x40 if qos == 1 else 0x50, number.to_bytes(2))
+        # Nothing waits between the acknowledgement and this.
+        assert (await values_of(cellar, key.decode()))[-1] == number
+    assert statistics(cellar).waiting == 0
+
+
+async def test_the_sender_waits_while_devices_are_made_and_nothing_is_dropped(cellar: Server) -> None:
+    peer, topics = await dialled(cellar, KITCHEN), (b"cellar/east/now", b"cellar/west/now")
+    sent = [publish_5(one, b'{"level":%d}' % one, topic=topics[one % 2]) for one in range(1, 401)]
+    own = publish_5(999, b'{"intensity":7}')
+    await peer.send(b"".join(sent[:1]) + own + b"".join(sent[1:]))
+    answers = [int.from_bytes((await peer.packet())[1][:2]) for _ in range(401)]
+    assert answers == [1, 999, *range(2, 401)]  # in the order of the messages [MQTT-4.6.0-2]
+    assert await values_of(cellar, "west") == list(range(1, 401, 2))
+    assert await values_of(cellar, "east") == list(range(2, 401, 2))
+
+
+async def test_what_came_before_the_sender_has_left_is_stored(cellar: Server) -> None:
+    peer = await dialled(cellar, KITCHEN)
+    sent = [publish_5(0, b'{"level":%d}' % one, topic=b"cellar/east/now", qos=0) for one in range(1, 4)]
+    await peer.send(b"".join(sent) + disconnect_5(0))
+    await peer.stream.aclose()
     await settled(cellar)
-    rows = await rows_of(cellar, await device_of(cellar, "east"))
-    assert [json.loads(row.data)["intensity"] for row in rows] == list(range(1, 20))
+    assert await values_of(cellar, "east") == [1, 2, 3]
+
+
+async def test_a_topic_alias_stands_for_the_topic_of_a_device(cellar: Server) -> None:
+    peer = await dialled(cellar, KITCHEN)
+    alias = Properties(topic_alias=1)
+    await peer.send(
+        publish_5(1, b'{"level":1}', topic=b"cellar/east/now", properties=alias)
+        + publish_5(2, b'{"level":2}', topic=b"", properties=alias)
+        + publish_5(3, b'{"level":3}', topic=b"cellar/west/now", properties=alias)
+        + publish_5(4, b'{"level":4}', topic=b"", properties=alias)
+    )
+    for _ in range(4):
+        await peer.packet()
+    assert (await values_of(cellar, "east"), await values_of(cellar, "west")) == ([1, 2], [3, 4])
+
+
+async def test_while_the_store_is_away_nothing_is_acknowledged(cellar: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    intake = intake_of(cellar)
+
+    async def fail(*_: object) -> NoReturn:
+        raise StoreError("away")
+
+    peer = await dialled(cellar, KITCHEN)
+    with monkeypatch.context() as patched:
+        patched.setattr(intake._devices, "by_eid", fail)
+        await peer.send(publish_5(1, b'{"level":1}', topic=b"cellar/east/now") + publish_5(2, b'{"intensity":7}'))
+        head, body = await peer.packet()
+        assert (head, body[0]) == (0xE0, 0x80)  # DISCONNECT: unspecified error
+    assert await device_of(cellar, "east") is None
+    peer = await dialled(cellar, KITCHEN)
+    await peer.send(publish_5(1, b'{"level":1}', topic=b"cellar/east/now"))
+    assert acknowledged(await peer.packet())[1] in {0, 0x10}
+    assert await values_of(cellar, "east") == [1]
+
+
+async def test_a_forbidden_topic_makes_no_device(cellar: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    peer = await dialled(cellar, KITCHEN)
+    monkeypatch.setattr(type(cellar.services.topics.access), "may_publish", lambda *_: False)
+    await peer.send(publish_5(1, b'{"level":1}', topic=b"cellar/east/now"))
+    assert acknowledged(await peer.packet())[1] == 0x87
+    assert statistics(cellar).made == 0
+
+
+async def test_a_will_is_a_message_of_a_device_that_is_made(cellar: Server) -> None:
+    for key, seconds in ((b"east", 0), (b"west", 1)):
+        will = Will(
+            b"cellar/%b/now" % key,
+            b'{"level":9}',
+            1,
+            False,
+            Properties(will_delay=seconds) if seconds else NO_PROPERTIES,
+        )
+        peer = await dialled(cellar, HALL, seconds=60, clean=False, will=will)
+        await peer.stream.aclose()
+        await settled(cellar)
+        await trio.sleep(seconds + 1)  # on the mock clock
+        await settled(cellar)
+        assert await values_of(cellar, key.decode()) == [9]
+    assert cellar.services.wills.statistics().waiting == 0
 
 
 async def test_only_devices_of_the_owner_are_heard(cellar: Server) -> None:
@@ -190,7 +269,7 @@ async def test_an_entry_of_an_unknown_type_or_owner_takes_nothing_and_says_so(
         door.entry = replace(door.entry, settings=replace(door.entry.settings, **change))
     capfd.readouterr()
     for _ in range(2):
-        await intake._look_up()
+        await intake.look_up()
     await publish(cellar, b"cellar/north/now", {"level": 1})
     found = statistics(cellar)
     assert found.stored == 0
@@ -211,6 +290,6 @@ async def test_a_store_that_cannot_be_read_leaves_entries_as_they_were(
 
     with monkeypatch.context() as patched:
         patched.setattr(intake._database, "read", fail)
-        await intake._look_up()
+        await intake.look_up()
     await publish(cellar, b"cellar/north/now", {"level": 1})
     assert statistics(cellar).stored == 1
