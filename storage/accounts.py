@@ -183,6 +183,13 @@ class AccountStore(Store):
             {"key": user, "full_name": full_name, "now": now_ms},
         )
 
+    def set_language(self, user: UserKey, language: str | None, *, now_ms: int) -> None:
+        """Set the language of the pages; None: as the browser wants it."""
+        self._db.execute(
+            "UPDATE user SET language = :language, modified_on = :now WHERE key = :key",
+            {"key": user, "language": language, "now": now_ms},
+        )
+
     def set_sign_in(self, user: UserKey, *, account_type: str, password_hash: str | None, now_ms: int) -> None:
         """Set how the user signs in from now on."""
         self._db.execute(

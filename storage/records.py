@@ -35,6 +35,7 @@ class UserRecord(msgspec.Struct, frozen=True):
     modified_on: int
     email_verified_on: int | None = None  # None: the user has not proved yet to own the address
     disabled_on: int | None = None  # None: the user may sign in
+    language: str | None = None  # of the pages; None: as the browser wants it
 
 
 def user_record(row: Mapping[str, Any]) -> UserRecord:

@@ -1,4 +1,4 @@
-"""A person's own account beside signing in: the name, and the history of the account."""
+"""A person's own account beside signing in: the name, the language, and the history of the account."""
 
 from typing import Final
 
@@ -7,9 +7,10 @@ from msgspec.structs import replace
 from broker.accounts.sign_up import check_full_name
 from broker.clock import Clock
 from broker.cluster.kinds import publish
-from broker.errors import UserNotFound, ValidationFailed
+from broker.errors import Finding, UserNotFound, ValidationFailed, choice, invalid
 from broker.facts import UserProfileUpdated
 from broker.trace.audit import AuditEvent, AuditLog, note
+from config.languages import LANGUAGES
 from storage.database import Database, Transaction
 from storage.records import AuditRecord, UserRecord
 
@@ -29,28 +30,40 @@ class OwnAccount:
         self._clock = clock
         self._audit = audit
 
-    async def rename(self, user: UserRecord, full_name: str) -> UserRecord:
-        """Give a user another display name. Returns the user as changed.
+    async def change(self, user: UserRecord, full_name: str, language: str | None = None) -> UserRecord:
+        """Give a user another display name, and another language. Returns the user as changed.
+
+        Args:
+            user: the person.
+            full_name: the display name.
+            language: of the pages; empty: as the browser wants it; None: it stays as it is.
 
         Raises:
-            ValidationFailed: the name is too long or has characters that cannot be shown.
+            ValidationFailed: the name is too long or has characters that cannot be shown, or there are no pages in the
+                language.
             UserNotFound: the user was deleted.
             StoreError: nothing was changed.
         """
         full_name, now_ms = full_name.strip(), self._clock.now_ms()
         if finding := check_full_name(full_name):
             raise ValidationFailed((finding,))
+        if language and language not in LANGUAGES:
+            raise ValidationFailed((Finding("language", (invalid(choice((*LANGUAGES, "an empty text"))),)),))
 
         def work(tx: Transaction) -> UserRecord:
             known = tx.accounts.user(user.key)
             if known is None:
                 raise UserNotFound
-            if known.full_name == full_name:
+            spoken = known.language if language is None else language or None
+            if (known.full_name, known.language) == (full_name, spoken):
                 return known
-            tx.accounts.rename_user(user.key, full_name, now_ms=now_ms)
+            if known.full_name != full_name:
+                tx.accounts.rename_user(user.key, full_name, now_ms=now_ms)
+            if known.language != spoken:
+                tx.accounts.set_language(user.key, spoken, now_ms=now_ms)
             note(tx, AuditEvent.PROFILE_CHANGED, f"account {user.id}", now_ms=now_ms)
             publish(tx, UserProfileUpdated(user.key, user.id, now_ms))
-            return replace(known, full_name=full_name, modified_on=now_ms)
+            return replace(known, full_name=full_name, language=spoken, modified_on=now_ms)
 
         return await self._database.write(work)
 

@@ -7,10 +7,10 @@ from quart import Blueprint, Response
 from broker.accounts.sessions import Session
 from broker.devices.labels import LabelledDevice, Labels
 from broker.errors import DomainError
-from protocols.http.accounts.browsers import LABEL_PARAMETER, Browsers
+from broker.words import Words
+from protocols.http.accounts.browsers import LABEL_PARAMETER, OLD_FORM, Browsers
 from protocols.http.accounts.forms import FormData, shown
 from protocols.http.accounts.pages import notice, pages_blueprint, render_page
-from protocols.http.accounts.sign_in import OLD_FORM
 from protocols.http.reading import Query
 
 #: Stands for a code that the person is still to type.
@@ -77,8 +77,8 @@ def _code_page(session: Session, *, refused: DomainError | None = None) -> Respo
 def _done(found: LabelledDevice) -> Response:
     return notice(
         "The device is yours",
-        f"{found.name} is among your devices now. Nobody can use its label again.",
-        console=(f"/devices/{found.id}", f"Open {found.name}"),
+        Words("{name} is among your devices now. Nobody can use its label again.", name=found.name),
+        console=(f"/devices/{found.id}", Words("Open {name}", name=found.name)),
     )
 
 

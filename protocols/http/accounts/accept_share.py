@@ -7,10 +7,10 @@ from quart import Blueprint, Response
 from broker.accounts.sessions import Session
 from broker.devices.shares import ShareInvitation, Shares, ShareStatus
 from broker.errors import PermissionDenied
-from protocols.http.accounts.browsers import SHARE_PARAMETER, Browsers
+from broker.words import Words
+from protocols.http.accounts.browsers import OLD_FORM, SHARE_PARAMETER, Browsers
 from protocols.http.accounts.forms import FormData, shown
 from protocols.http.accounts.pages import notice, pages_blueprint, render_page
-from protocols.http.accounts.sign_in import OLD_FORM
 from protocols.http.reading import Query
 
 _OTHER_ACCOUNT = "This invitation was sent to another e-mail address. Please sign in with the account that has it."
@@ -52,8 +52,8 @@ def accept_share_blueprint(shares: Shares, browsers: Browsers) -> Blueprint:
             return notice("Invitation declined", "Nothing has changed.", console=("", "To the console"))
         return notice(
             "Device shared with you",
-            f"{invitation.device_name} is among your devices now.",
-            console=(f"/devices/{invitation.device_id}", f"Open {invitation.device_name}"),
+            Words("{name} is among your devices now.", name=invitation.device_name),
+            console=(f"/devices/{invitation.device_id}", Words("Open {name}", name=invitation.device_name)),
         )
 
     return routes

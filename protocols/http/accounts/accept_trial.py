@@ -8,10 +8,10 @@ from broker.accounts.sessions import Session
 from broker.errors import PermissionDenied
 from broker.trials.invitations import Invitation, TrialInvitations
 from broker.trials.roles import TrialRole
-from protocols.http.accounts.browsers import TRIAL_PARAMETER, Browsers
+from broker.words import Words
+from protocols.http.accounts.browsers import OLD_FORM, TRIAL_PARAMETER, Browsers
 from protocols.http.accounts.forms import FormData, shown
 from protocols.http.accounts.pages import notice, pages_blueprint, render_page
-from protocols.http.accounts.sign_in import OLD_FORM
 from protocols.http.reading import Query
 
 _OTHER_ACCOUNT = "This invitation was sent to another e-mail address. Please sign in with the account that has it."
@@ -51,13 +51,13 @@ def accept_trial_blueprint(invitations: TrialInvitations, browsers: Browsers) ->
         if invitation.record.role == TrialRole.PARTICIPANT:
             return notice(
                 "You take part",
-                f"You are a participant of {invitation.trial.name} now.",
+                Words("You are a participant of {trial} now.", trial=invitation.trial.name),
                 "Its application can reach your devices of the types that you saw.",
                 console=("", "To your devices"),
             )
         return notice(
             "You administer this trial",
-            f"You are an administrator of {invitation.trial.name} now.",
+            Words("You are an administrator of {trial} now.", trial=invitation.trial.name),
             console=("", "To the console"),
         )
 

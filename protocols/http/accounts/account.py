@@ -12,12 +12,12 @@ from broker.accounts.open_sessions import OpenSession, OpenSessions
 from broker.accounts.room import AccountsRoom
 from broker.accounts.second_factors import FactorStanding, SecondFactors
 from broker.accounts.sessions import Session
-from protocols.http.accounts.browsers import ACCOUNT_PARAMETER, Browsers
+from protocols.http.accounts.browsers import ACCOUNT_PARAMETER, OLD_FORM, Browsers
 from protocols.http.accounts.caching import account_page
 from protocols.http.accounts.forms import FormData
 from protocols.http.accounts.pages import notice, pages_blueprint, redirect
 from protocols.http.accounts.second_factor import ONCE_MORE
-from protocols.http.accounts.sign_in import OLD_FORM
+from protocols.http.texts import said
 
 #: Subject of the forms' CSRF tokens.
 _PROOF: Final = b"account"
@@ -112,4 +112,6 @@ def browser_name(user_agent: str) -> str:
     browser, system = (
         next((name for mark, name in known if mark in user_agent), "") for known in (_BROWSERS, _SYSTEMS)
     )
-    return f"{browser} on {system}" if browser and system else user_agent or "Unknown browser"
+    if browser and system:
+        return said("{browser} on {system}", browser=browser, system=system)
+    return user_agent or said("Unknown browser")

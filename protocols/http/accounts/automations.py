@@ -10,11 +10,10 @@ from quart import Blueprint, Response
 from broker.accounts.sessions import Session
 from broker.rules.rulebook import Rulebook
 from broker.subscriptions.subscriptions import Subscriptions
-from protocols.http.accounts.browsers import ACCOUNT_PARAMETER, Browsers
+from protocols.http.accounts.browsers import ACCOUNT_PARAMETER, OLD_FORM, Browsers
 from protocols.http.accounts.caching import accounts_path
 from protocols.http.accounts.forms import FormData
 from protocols.http.accounts.pages import pages_blueprint, redirect, render_page
-from protocols.http.accounts.sign_in import OLD_FORM
 
 
 def automations_blueprint(rulebook: Rulebook, subscriptions: Subscriptions, browsers: Browsers) -> Blueprint:

@@ -17,9 +17,13 @@ from config.limits import SECOND_FACTOR_SECONDS, SESSION_SECONDS
 from protocols.http.accounts.forms import as_field
 from protocols.http.accounts.pages import is_head, render_page
 from protocols.http.reading import Query
+from protocols.http.texts import speak
 
 _SESSION: Final = "trunkline_session"
 _FORM_KEY: Final = "trunkline_form"
+#: The text for a form that was shown too long ago, or in another session.
+OLD_FORM: Final = "This form is no longer valid. Please try again."
+_OLD_FORM_OR_NO_COOKIES: Final = "This form is no longer valid. Please try again; your browser must accept cookies."
 _WAITING: Final = "trunkline_waiting"  # between the right password and the code of the second factor
 
 #: The parameter of /go with the code of a device share: after the sign-in, the browser goes on to /accept/share.
@@ -49,16 +53,12 @@ class Browsers:
 
     async def session(self) -> Session | None:
         session = await self._sessions.find(self.session_id)
-        if session is not None:
-            acting(f"user {session.user.id}")
-        return session
+        return _spoken_to(session)
 
     async def session_to_enrol(self) -> Session | None:
         """The session, also one that is good only for setting up the second factor."""
         session = await self._sessions.find(self.session_id, to_enrol=True)
-        if session is not None:
-            acting(f"user {session.user.id}")
-        return session
+        return _spoken_to(session)
 
     def remember(self, answer: Response, session: Session) -> None:
         # For all paths: the console needs it, too.
@@ -85,9 +85,8 @@ class Browsers:
     @property
     def why_not_shown(self) -> str:
         """The text for a person whose form was not shown to this browser (`showed_form`)."""
-        old = "This form is no longer valid. Please try again"
         has_cookies = request.cookies.get(_FORM_KEY) or self.session_id
-        return f"{old}." if has_cookies else f"{old}; your browser must accept cookies."
+        return OLD_FORM if has_cookies else _OLD_FORM_OR_NO_COOKIES
 
     @property
     def key(self) -> str:
@@ -173,6 +172,14 @@ class Browsers:
             # With plain http on loopback without `Secure`: some browsers would not store the cookie.
             secure=self._root.is_secure or request.is_secure,
         )
+
+
+def _spoken_to(session: Session | None) -> Session | None:
+    """The session, in whose person's language the answer will be."""
+    if session is not None:
+        acting(f"user {session.user.id}")
+        speak(session.user.language)
+    return session
 
 
 def _page_of(asked: AuthorizationRequest | None) -> str:

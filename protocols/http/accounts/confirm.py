@@ -6,12 +6,13 @@ from quart import Blueprint, Response
 
 from broker.accounts.confirmations import Confirmations
 from broker.errors import LinkOver
-from protocols.http.accounts.browsers import ACCOUNT_PARAMETER, Browsers
+from broker.words import Words
+from protocols.http.accounts.browsers import ACCOUNT_PARAMETER, OLD_FORM, Browsers
 from protocols.http.accounts.caching import account_page
 from protocols.http.accounts.forms import FormData
 from protocols.http.accounts.pages import is_head, notice, pages_blueprint, redirect
-from protocols.http.accounts.sign_in import OLD_FORM
 from protocols.http.reading import Query
+from protocols.http.texts import reason_of
 
 _TO_ACCOUNT = ("/account", "To your account")
 
@@ -31,7 +32,7 @@ def confirm_blueprint(confirmations: Confirmations, browsers: Browsers) -> Bluep
         await confirmations.ask(session.user)
         return notice(
             "Look into your mail",
-            f"A mail with a link is on its way to {session.user.email}.",
+            Words("A mail with a link is on its way to {address}.", address=session.user.email),
             "Open the link in this browser, within a day.",
             next_link=_TO_ACCOUNT,
         )
@@ -45,11 +46,13 @@ def confirm_blueprint(confirmations: Confirmations, browsers: Browsers) -> Bluep
         if is_head():
             return redirect(account_page())
         await confirmations.confirm(session.user, Query.of_request().text("code") or "")
-        return notice("Your address is confirmed", f"{session.user.email} is yours.", next_link=_TO_ACCOUNT)
+        return notice(
+            "Your address is confirmed", Words("{address} is yours.", address=session.user.email), next_link=_TO_ACCOUNT
+        )
 
     @routes.errorhandler(LinkOver)
     async def over(refused: LinkOver) -> Response:
         explained = "It is good for a day, and for the account with which you asked for it."
-        return notice("Too late", str(refused), explained, status=refused.status, next_link=_TO_ACCOUNT)
+        return notice("Too late", reason_of(refused), explained, status=refused.status, next_link=_TO_ACCOUNT)
 
     return routes

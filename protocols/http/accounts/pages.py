@@ -19,6 +19,7 @@ from broker.ids import new_id
 from protocols.http.accounts.caching import accounts_path, console_address
 from protocols.http.errors import app_refusals, route_of_request
 from protocols.http.templates import templates_of
+from protocols.http.texts import alike, reason_of, said
 from protocols.refusals import note_refusal
 from storage.sql import StoreError
 
@@ -31,6 +32,7 @@ _HEADERS: Final = {
     "X-Frame-Options": "DENY",
 }
 _RETRY_SECONDS: Final = 5
+#: Texts of pages are English here: whoever shows one says it in the language of the request.
 NO_PAGE: Final = "There is no such page here."
 LOST: Final = "The address may be mistyped, or what it showed is gone."
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*")
@@ -88,7 +90,7 @@ def render_page(
     """
     blank = asked is not None and asked.blank_style
     text = _templates.get_template(template).render(
-        values, root=accounts_path(), blank=blank, problem=problem if refused is None else _words_of(refused)
+        values, root=accounts_path(), blank=blank, problem=said(problem) if refused is None else _words_of(refused)
     )
     if refused is not None and not isinstance(refused, StorageUnavailable):
         note_refusal(app_refusals(), "page", refused, route=route_of_request(), status=refused.status)
@@ -129,10 +131,10 @@ def notice(
 
 def _words_of(refused: DomainError) -> str:
     if isinstance(refused, StorageUnavailable) and refused.told:
-        return f"{refused}: {refused.told}"
+        return f"{reason_of(refused)}: {refused.told}"
     if not isinstance(refused, ValidationFailed):
-        return str(refused)
-    return " ".join(message for finding in refused.findings for message in finding.messages)
+        return reason_of(refused)
+    return " ".join(alike(message) for finding in refused.findings for message in finding.messages)
 
 
 def is_head() -> bool:
@@ -175,6 +177,8 @@ def _schemes_of(redirect_uri: str) -> str:
 async def protect(answer: Response) -> Response:
     """Add the headers of every page."""
     answer.headers.update(_HEADERS)
+    if answer.mimetype == "text/html":
+        answer.vary.add("Accept-Language")
     return answer
 
 

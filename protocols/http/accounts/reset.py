@@ -8,12 +8,14 @@ from broker.accounts.claims import Claims
 from broker.accounts.hashing import TooBusy
 from broker.accounts.resets import PasswordResets
 from broker.errors import DomainError, LinkOver, TooManyAttempts, ValidationFailed
+from broker.words import Words
 from protocols.http.accounts.browsers import Browsers, remote_address
 from protocols.http.accounts.caching import account_page
 from protocols.http.accounts.claims import claim_page
 from protocols.http.accounts.forms import FormData
 from protocols.http.accounts.pages import notice, pages_blueprint
 from protocols.http.reading import Query
+from protocols.http.texts import reason_of
 
 
 def reset_blueprint(resets: PasswordResets, claims: Claims, browsers: Browsers) -> Blueprint:
@@ -64,7 +66,9 @@ def reset_blueprint(resets: PasswordResets, claims: Claims, browsers: Browsers) 
 
     @routes.errorhandler(LinkOver)
     async def over(refused: LinkOver) -> Response:
-        return notice("Too late", str(refused), status=refused.status, next_link=("/reset", "Ask for another mail"))
+        return notice(
+            "Too late", reason_of(refused), status=refused.status, next_link=("/reset", "Ask for another mail")
+        )
 
     async def set_password(code: str, password: str) -> Response:
         try:
@@ -72,14 +76,14 @@ def reset_blueprint(resets: PasswordResets, claims: Claims, browsers: Browsers) 
         except (ValidationFailed, TooBusy) as refused:
             return await password_page(code, refused=refused)
         user = done.user
-        next_link, title = (account_page(), "Sign in"), "Your password is set"
+        next_link, title = (account_page(), Words("Sign in")), Words("Your password is set")
         claim = await claims.of(user.key) if done.is_claim else None
         if claim is not None:
             answer = claim_page(title, user, claim, next_link=next_link)
         else:
             answer = notice(
                 title,
-                f"You can sign in as {user.email} with the new password now.",
+                Words("You can sign in as {address} with the new password now.", address=user.email),
                 "You were signed out everywhere, and applications have to ask you again.",
                 "Rules and subscriptions that applications made for you go on. After you have signed in, you can look"
                 " at them and end them all.",

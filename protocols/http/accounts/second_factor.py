@@ -13,6 +13,7 @@ from broker.accounts.second_factors import AuthenticatorOffer, OfferOver, Second
 from broker.accounts.sessions import Session, Sessions, SignInAgain
 from broker.errors import Conflict, DomainError, TooManyAttempts
 from broker.site import AccountsRoot
+from broker.words import Words
 from protocols.http.accounts.browsers import ACCOUNT_PARAMETER, Browsers, remote_address, user_agent
 from protocols.http.accounts.caching import account_page, accounts_path
 from protocols.http.accounts.forms import FormData, in_address
@@ -140,11 +141,11 @@ def next_link_of(form: FormData) -> tuple[str, str]:
     query, root = form.query("continue"), accounts_path()
     match form.text("page"):
         case "authorize":
-            return f"{root}/authorize?{in_address(query, but='prompt')}", "Continue"
+            return f"{root}/authorize?{in_address(query, but='prompt')}", Words("Continue")
         case "go" if (path := after_sign_in(query)) != f"{root}/account/second-factor":
-            return path, "Continue"
+            return path, Words("Continue")
         case _:
-            return account_page(), "Continue to your account"
+            return account_page(), Words("Continue to your account")
 
 
 def _picture(address: str) -> str:

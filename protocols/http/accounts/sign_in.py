@@ -10,7 +10,7 @@ from broker.accounts.hashing import TooBusy
 from broker.accounts.sessions import CodeWanted, Session, Sessions, WrongPassword
 from broker.errors import TooManyAttempts
 from config.mail import folded_address
-from protocols.http.accounts.browsers import Browsers, continuation, remote_address, user_agent
+from protocols.http.accounts.browsers import OLD_FORM, Browsers, continuation, remote_address, user_agent
 from protocols.http.accounts.caching import accounts_path
 from protocols.http.accounts.forms import FormData, as_field, in_address, shown
 from protocols.http.accounts.go import CHANGED, redirect_to_go
@@ -23,8 +23,6 @@ from protocols.http.accounts.pages import (
     screen_values,
 )
 from protocols.http.accounts.provider_redirects import ProviderRedirects
-
-OLD_FORM = "This form is no longer valid. Please try again."
 
 
 def sign_in_blueprint(flow: "AuthorizationFlow", sessions: Sessions, browsers: Browsers) -> Blueprint:

@@ -11,6 +11,7 @@ from broker.accounts.invitations import AccountInvitations
 from broker.accounts.sessions import Sessions, Visitor
 from broker.accounts.sign_up import SignUp
 from broker.errors import DomainError, EmailTaken, LinkOver, NotFound, TooManyAttempts, ValidationFailed
+from broker.words import Words
 from protocols.http.accounts.browsers import Browsers, remote_address, user_agent
 from protocols.http.accounts.caching import accounts_path
 from protocols.http.accounts.claims import claim_page
@@ -18,6 +19,7 @@ from protocols.http.accounts.forms import FormData
 from protocols.http.accounts.pages import notice, pages_blueprint
 from protocols.http.accounts.sign_in import AuthorizationFlow
 from protocols.http.reading import Query
+from protocols.http.texts import reason_of
 
 
 def sign_up_blueprint(
@@ -63,7 +65,9 @@ def sign_up_blueprint(
 
     @routes.errorhandler(LinkOver)
     async def over(refused: LinkOver) -> Response:
-        return notice("Too late", str(refused), "Ask whoever invited you for another mail.", status=refused.status)
+        return notice(
+            "Too late", reason_of(refused), "Ask whoever invited you for another mail.", status=refused.status
+        )
 
     @routes.post("/signup")
     async def open_account() -> Response:
@@ -134,11 +138,13 @@ class _Invited:
             return await self._flow.signed_in(None, b"", session)
         claim = await self._claims.of(user.key)
         if claim is not None:
-            answer = claim_page("Welcome", user, claim, next_link=(f"{accounts_path()}/go", "Connect a device"))
+            answer = claim_page(
+                Words("Welcome"), user, claim, next_link=(f"{accounts_path()}/go", Words("Connect a device"))
+            )
         else:
             answer = notice(
                 "Welcome",
-                f"Your account is open. You are signed in as {user.email}.",
+                Words("Your account is open. You are signed in as {address}.", address=user.email),
                 console=("", "Open the console"),
                 next_link=("/go", "Connect a device that shows a code"),
             )

@@ -11,6 +11,7 @@ from quart import Blueprint, Response, request
 
 from broker.monetization.payments import BegunPayment, Payment, Payments
 from broker.monetization.port import NotificationRefused
+from broker.words import Words
 from protocols.http.accounts.caching import accounts_path
 from protocols.http.accounts.forms import FormData
 from protocols.http.accounts.pages import is_head, notice, pages_blueprint, redirect, render_page
@@ -79,11 +80,11 @@ def _how_it_stands(payment: Payment, back: str, price: str) -> Response:
         case "pending":
             return render_page("upgrade_waiting.html", payment=payment, price=price, back=back)
         case "accepted":
-            return notice("Thank you", f"{payment.tier.name} is active now. You may close this page.")
+            return notice("Thank you", Words("{tier} is active now. You may close this page.", tier=payment.tier.name))
         case "declined":
             return notice("Nothing was paid", "The upgrade was declined. Your device stays on its tier.")
         case "refund_due" | "refunded":
-            reference = f"If you ask about the money, please name the reference {payment.record.id}."
+            reference = Words("If you ask about the money, please name the reference {id}.", id=payment.record.id)
             return notice("Your money goes back", "The upgrade was paid already, or the device is deleted.", reference)
         case _:
             return notice("The payment failed", "Your device stays on its tier. Please try again later.")

@@ -15,6 +15,7 @@ from broker.found.room import FoundRoom
 from broker.ids import is_device_type_id, is_id
 from broker.secrets import token_hash
 from broker.site import Site
+from config.languages import LANGUAGES
 from config.settings import Settings
 from config.shown_command import around_command, shown_program
 from protocols.http.accounts.account import facts_of
@@ -25,6 +26,7 @@ from protocols.http.console.connecting import Connecting
 from protocols.http.console.doors import HOME, PROOF, add_doors, sign_in_address
 from protocols.http.console.static_files import StaticFiles
 from protocols.http.templates import templates_of
+from protocols.http.texts import language
 
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self';"
@@ -88,7 +90,7 @@ _OPERATOR: Final = {
     "decisions": ("/operator/decisions", "Decisions"),
 }
 #: The navigation of each area.
-_AREAS: Final = {"console": _NAVIGATION, "developer": _DEVELOPER, "operator": _OPERATOR}
+AREAS: Final = {"console": _NAVIGATION, "developer": _DEVELOPER, "operator": _OPERATOR}
 
 
 def _of_area(area: str, *pages: tuple[str, str, str, str]) -> tuple[Page, ...]:
@@ -198,7 +200,7 @@ class _Pages:
         if page.template == "devices.html":
             values["finds"] = self._found is not None and self._found.has_client(session.user.key)
         if page.template == "account.html":
-            values["account"] = await facts_of(self._rooms, session)
+            values |= {"account": await facts_of(self._rooms, session), "languages": LANGUAGES}
         return self._render(page, session, values)
 
     def _render(self, page: Page, session: Session, values: dict[str, object]) -> Response:
@@ -211,7 +213,8 @@ class _Pages:
             build=self._static.build,
             accounts=self._accounts,
             rest=REST_ROOT,
-            navigation=[(place, *link) for place, link in _AREAS[page.area].items()],
+            texts=self._static.texts(language()),
+            navigation=[(place, *link) for place, link in AREAS[page.area].items()],
             nav=page.place,
             area=page.area,
             page=page,

@@ -1,4 +1,7 @@
-"""The scripts and the style sheet of the console. Their path has a digest of all of them, so browsers may keep them."""
+"""The scripts, the style sheet and the texts of the console.
+
+Their path has a digest of all of them, so browsers may keep them.
+"""
 
 import hashlib
 from collections.abc import Mapping
@@ -6,10 +9,13 @@ from functools import cache
 from importlib.resources import files
 from typing import Final
 
+import msgspec
 from quart import Blueprint, Response
 from werkzeug.exceptions import NotFound
 
 from config.build import commit
+from config.languages import ENGLISH, LANGUAGES
+from protocols.http.texts import dictionary
 from storage.migrations import VERSION
 
 _TYPES: Final = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8"}
@@ -19,7 +25,17 @@ _FOREVER: Final = "public, max-age=31536000, immutable"
 @cache  # every listener serves the same files
 def _contents() -> Mapping[str, bytes]:
     folder = files("protocols.http.console").joinpath("static")
-    return {one.name: one.read_bytes() for one in folder.iterdir()}
+    dictionaries = {_dictionary_name(one): _dictionary_script(one) for one in LANGUAGES if one != ENGLISH}
+    return {one.name: one.read_bytes() for one in folder.iterdir()} | dictionaries
+
+
+def _dictionary_name(language: str) -> str:
+    return f"texts-{language}.js"
+
+
+def _dictionary_script(language: str) -> bytes:
+    """What texts.js says in this language: a script, and no JSON, so that it is there before the modules run."""
+    return b"globalThis.TEXTS = %b;\n" % msgspec.json.encode(dictionary(language))
 
 
 @cache
@@ -34,6 +50,10 @@ class StaticFiles:
         self.root: Final = f"/console/static/{_digest()}"
         #: Tells a page of the version before that it is one: another program, another store, or other scripts.
         self.build: Final = f"{commit()} {VERSION} {_digest()}"
+
+    def texts(self, language: str) -> str:
+        """The path of the texts of a language; empty for English, whose texts are in the scripts."""
+        return "" if language == ENGLISH else f"{self.root}/{_dictionary_name(language)}"
 
     def install(self, routes: Blueprint) -> None:
         @routes.get(f"{self.root}/<name>")

@@ -1,11 +1,14 @@
-"""/users/…: a person's name, and /users/…/audit: what happened to the account (reference 5.1, 5.6)."""
+"""/users/…: a person's name and language, and /users/…/audit: what happened to the account (reference 5.1, 5.6)."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
+from msgspec import UNSET, UnsetType
+
 from broker.accounts.own_account import OwnAccount
 from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
+from config.languages import LANGUAGES
 from config.limits import NAME_MAX_CHARACTERS
 from protocols.http.calls import USER, Chapter, RestCall, RestCalls
 from protocols.http.openapi import samples
@@ -42,16 +45,23 @@ class _Activity(Shape):
 
 
 class _Profile(Shape):
-    example = {"fullName": "Ada Example"}
+    example = {"fullName": "Ada Example", "language": "de"}
 
     full_name: Annotated[str, text("Display name", longest=NAME_MAX_CHARACTERS)]
+    language: (
+        Annotated[
+            str,
+            one_of(("", *LANGUAGES), "Of the pages; empty: as the browser wants it. Without it nothing changes"),
+        ]
+        | UnsetType
+    ) = UNSET
 
 
 class OwnAccountCalls(RestCalls):
     chapter = Chapter(
         "Own account",
-        "A person's display name, and what happened to the account. Only for the person, and only with an application "
-        "to which the person granted WRITE on the profile.",
+        "A person's display name and language, and what happened to the account. Only for the person, and only with an "
+        "application to which the person granted WRITE on the profile.",
     )
 
     def __init__(self, accounts: AccountsRoom) -> None:
@@ -64,9 +74,10 @@ class OwnAccountCalls(RestCalls):
         await self._permissions.require_profile(caller, user.key)
         return user
 
-    @RestCall("PUT", "/users/{uid}", tokens=USER, on=_person, summary="Change the display name")
+    @RestCall("PUT", "/users/{uid}", tokens=USER, on=_person, summary="Change the display name and the language")
     async def rename(self, user: UserRecord, body: _Profile) -> Data[UserObject]:
-        return Data(profile_of(await self._own.rename(user, body.full_name)))
+        language = None if body.language is UNSET else body.language
+        return Data(profile_of(await self._own.change(user, body.full_name, language)))
 
     @RestCall(
         "GET",

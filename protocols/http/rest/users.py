@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Annotated, Final
 
-from msgspec import Meta, Raw, field
+from msgspec import UNSET, Meta, Raw, UnsetType, field
 
 from broker.accounts.granted import GrantedApplication
 from broker.accounts.room import AccountsRoom
@@ -14,7 +14,7 @@ from protocols.http.calls import NOTHING, USER, USER_OR_APPLICATION, Answers, Ch
 from protocols.http.openapi import samples
 from protocols.http.reading import Given, Rule
 from protocols.http.rest.named import NAMED_USER
-from protocols.http.schema import ID_PATTERN, Data, Id, Shape, Timestamp, about, one_of, text
+from protocols.http.schema import ID_PATTERN, Data, Id, Shape, Timestamp, about, absent_if_none, one_of, text
 from storage.keys import UserKey
 from storage.records import UserRecord
 
@@ -53,6 +53,9 @@ class UserObject(Shape):
     account_type: Annotated[str, about("LOCAL, or the name of the identity provider")]
     created_on: Timestamp
     modified_on: Timestamp
+    language: (
+        Annotated[str, about("Of the pages, as the person has chosen it; absent: as the browser wants it")] | UnsetType
+    ) = UNSET
 
 
 class UserProperties(Shape):
@@ -222,7 +225,12 @@ def _application(granted: GrantedApplication) -> GrantedApplicationObject:
         for one in granted.permissions
     ]
     return GrantedApplicationObject(
-        granted.id, granted.name, granted.organization, permissions, list(granted.sentences), granted.how_long
+        granted.id,
+        granted.name,
+        granted.organization,
+        permissions,
+        list(map(str, granted.sentences)),
+        str(granted.how_long),
     )
 
 
@@ -239,4 +247,5 @@ def profile_of(user: UserRecord) -> UserObject:
         account_type=user.account_type,
         created_on=user.created_on,
         modified_on=user.modified_on,
+        language=absent_if_none(user.language),
     )

@@ -88,3 +88,18 @@ async def test_it_shows_what_the_person_did_and_what_was_done_to_the_account_and
     assert found["data"]["entries"][2]["details"] == {"owner": ADA}
     page = await activity(api, "?offset=1&count=2")
     assert (page["data"]["entries"], page["total"], page["count"]) == (found["data"]["entries"][1:3], 4, 2)
+
+
+async def test_a_person_chooses_the_language_of_the_pages(api: httpx.AsyncClient, ada: UserRecord) -> None:
+    assert "language" not in (await api.get("/users/self", headers=bearer(ADA_TOKEN))).json()["data"]
+    for body, language in (
+        ({"fullName": ada.full_name, "language": "de"}, "de"),
+        ({"fullName": ada.full_name}, "de"),
+        ({"fullName": "Ada", "language": "fr"}, "fr"),
+        ({"fullName": "Ada", "language": ""}, None),
+    ):
+        assert (await rename(api, body)).json()["data"].get("language") == language
+    error = error_of(await rename(api, {"fullName": "Eve", "language": "nl"}), 400)
+    assert [one["field"] for one in error["errors"][0]] == ["language"]  # type: ignore[index]
+    assert (await api.get("/users/self", headers=bearer(ADA_TOKEN))).json()["data"]["fullName"] == "Ada"
+    assert len((await activity(api))["data"]["entries"]) == 3

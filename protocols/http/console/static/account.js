@@ -43,11 +43,16 @@ name.addEventListener("submit", (event) => {
   event.preventDefault();
   attempt(async () => {
     const { data } = await call("PUT", `/users/${uid}`, { body: { fullName: name.elements.fullName.value } });
-    name.elements.fullName.value = data.fullName;
+    name.elements.fullName.value = name.elements.fullName.defaultValue = data.fullName;
     done("Your name is changed.");
     await loadActivity();
   }, { form: name });
 });
+
+$("#spoken").addEventListener("change", (event) => attempt(async () => {
+  await call("PUT", `/users/${uid}`, { body: { fullName: name.elements.fullName.defaultValue, language: event.target.value } });
+  location.reload();
+}, { button: event.target }));
 
 // Devices that others share with the person. Leaving ends a share; the owner can offer it again.
 async function shared() {
