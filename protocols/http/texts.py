@@ -67,7 +67,7 @@ def said(text: str, /, **names: Any) -> str:
 
 
 def rich(text: str, /, **names: Any) -> Markup:
-    """The same for a text with elements of HTML. Names are escaped."""
+    """A text with elements of HTML in the language of the request. Names are escaped."""
     return Markup(_form(text)).format(**names)  # noqa: S704 - a text of the file or of a template
 
 

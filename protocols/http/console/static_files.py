@@ -34,7 +34,7 @@ def _dictionary_name(language: str) -> str:
 
 
 def _dictionary_script(language: str) -> bytes:
-    """What texts.js says in this language: a script, and no JSON, so that it is there before the modules run."""
+    """The texts for texts.js: a script, and no JSON, so that they are there before the modules run."""
     return b"globalThis.TEXTS = %b;\n" % msgspec.json.encode(dictionary(language))
 
 
