@@ -23,15 +23,19 @@ from broker.accounts.tokens import Caller, trials_of
 from broker.clock import Clock
 from broker.devices.registry import Device, Devices
 from broker.errors import Conflict, DeviceNotFound, Gone, NotFound, TryLater, UserNotFound, ValidationFailed
+from broker.export import parquet
 from broker.export.formats import device_labels, file_time
+from broker.export.parquet import ParquetNotInstalled
 from broker.export.requests import ExportPlan, ExportRequest, Planner, check_caller
 from broker.export.status import TO_DO, WITH_RESULT, ExportStatus, may_follow
+from broker.export.table_writer import TableWriter
 from broker.export.writer import ArchiveWriter, size_written
 from broker.files import Files, StoredFile, room_in
 from broker.ids import new_id
 from broker.loops import Loop, Wakeup
 from broker.mail import ExportFinished, Letter, Mails
 from broker.messages.mids import Mids
+from broker.threads import finish_in_thread
 from config.limits import (
     EXPORT_BYTES_OF_ORGANIZATION,
     EXPORT_BYTES_OF_USER,
@@ -75,6 +79,7 @@ class TooManyExports(TryLater):
 #: The owner in whose turn an export runs: a user, or an application that asks for itself. The applications of one
 #: user's trials share a turn.
 _Owner = UserKey | str
+_Writer = ArchiveWriter | TableWriter
 
 
 class Export(msgspec.Struct, frozen=True):
@@ -127,10 +132,13 @@ class Exports:
     async def create(self, caller: Caller, request: ExportRequest) -> str:
         """Accept an export; return its id.
 
-        Raises ValidationFailed, NotFound for an unknown id in a list, PermissionDenied, TooManyExports.
+        Raises ValidationFailed, NotFound for an unknown id in a list, PermissionDenied, TooManyExports,
+        ParquetNotInstalled.
         """
         now_ms = self._clock.now_ms()
         request.check(now_ms)
+        if request.format == "parquet" and not parquet.is_installed():
+            raise ParquetNotInstalled
         plan = await self._planner.plan(caller, request)
         record = ExportRecord(
             id=new_id(),
@@ -199,14 +207,15 @@ class Exports:
         return export, file
 
     async def file_name(self, export: Export) -> str:
-        """The name of an export's archive, without extension: its id; for csv2 the device and the range of times."""
-        request = export.request
-        if request.format != "csv2":
-            return export.record.id
+        """The name of an export's archive: its id; for spreadsheets and tables the device and the range of times."""
+        request, extension = export.request, "zip" if export.request.is_tables else "tgz"
+        if request.format != "csv2" and not request.is_tables:
+            return f"{export.record.id}.{extension}"
         keys = _devices_of(export.record)
         labels = device_labels((await self._still_there(keys)).values())
         (what,) = labels.values() if len(keys) == len(labels) == 1 else (f"{len(keys)}-devices",)
-        return f"{what}_{file_time(request.start_ms)}_to_{file_time(request.end_ms)}-{export.record.id[:8]}"
+        times = f"{file_time(request.start_ms)}_to_{file_time(request.end_ms)}"
+        return f"{what}_{times}-{export.record.id[:8]}.{extension}"
 
     async def served(self, export_id: str) -> None:
         """Note that the archive was downloaded completely."""
@@ -318,7 +327,9 @@ class Exports:
         devices = await self._still_there(key for _, keys in plan.groups for key in keys)
         record = replace(record, status=ExportStatus.IN_PROGRESS)
         file = await self._files.find(_name(record.id))
-        if size_written(record) != (0 if file is None else file.size):  # it was begun by an earlier version
+        # It was begun by an earlier version; or the process that wrote its file has ended with what it held.
+        is_lost = request.format == "parquet" and record.written is not None
+        if is_lost or size_written(record) != (0 if file is None else file.size):
             await self._files.clear(_name(record.id))
             record = replace(record, written=None, total_messages=0)
         if record.expected_messages is None:
@@ -326,7 +337,19 @@ class Exports:
             record = replace(record, expected_messages=expected)
         if not await self._database.write(partial(_put, record)):
             return
-        writer = ArchiveWriter(_name(record.id), record, request, plan, devices, self._mids, self._clock)
+        writer: _Writer
+        if request.is_tables:
+            writer = TableWriter(_name(record.id), record, request, plan, devices)
+        else:
+            writer = ArchiveWriter(_name(record.id), record, request, plan, devices, self._mids, self._clock)
+        try:
+            await self._write_all(owner, writer, request, plan)
+        finally:
+            with trio.CancelScope(shield=True):  # it waits for the end of a process
+                await finish_in_thread(writer.close)
+
+    async def _write_all(self, owner: _Owner, writer: _Writer, request: ExportRequest, plan: ExportPlan) -> None:
+        record = writer.record
         _log.info(
             "export_begun", export_id=record.id, messages=record.total_messages, expected=record.expected_messages
         )
@@ -353,7 +376,7 @@ class Exports:
                 devices[key] = await self._devices.get(key)
         return devices
 
-    async def _succeed(self, writer: ArchiveWriter, request: ExportRequest, recipients: Sequence[UserKey]) -> None:
+    async def _succeed(self, writer: _Writer, request: ExportRequest, recipients: Sequence[UserKey]) -> None:
         done = replace(writer.record, status=ExportStatus.SUCCESS, expires_on=self._clock.now_ms() + _KEPT_MS)
         letters = await self._letters(done, request, recipients)
 
@@ -404,7 +427,7 @@ def _budgets(tx: Transaction, record: ExportRecord) -> tuple[ExportsOf, ExportsO
     return tx.exports.of_owner(record, TO_DO, WITH_RESULT), tx.exports.of_organization(record, TO_DO, WITH_RESULT)
 
 
-def _step(writer: ArchiveWriter, folder: Path, tx: Transaction) -> None:
+def _step(writer: _Writer, folder: Path, tx: Transaction) -> None:
     """One step of writing, in a thread. Raises OSError."""
     if room_in(folder) < 0:
         raise _TooLargeError(_NEARLY_FULL)
@@ -419,7 +442,7 @@ def _count(devices: Sequence[DeviceKey], request: ExportRequest, tx: Transaction
     return tx.message_searches.about(devices, start_ms=request.start_ms, end_ms=request.end_ms)
 
 
-def _put_step(writer: ArchiveWriter, record: ExportRecord, tx: Transaction) -> bool:
+def _put_step(writer: _Writer, record: ExportRecord, tx: Transaction) -> bool:
     """Put a step as `_put` does. Raises OSError if the archives of the owner or the organization are too large."""
     budgets = _budgets(tx, record)
     for budget, most in zip(budgets, (EXPORT_BYTES_OF_USER, EXPORT_BYTES_OF_ORGANIZATION), strict=True):

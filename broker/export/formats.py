@@ -55,6 +55,7 @@ _IN_QUOTES: Final = re.compile(r'[",\r\n]')
 _DASHES: Final = re.compile("-{2,}")
 _NAME_BYTES: Final = 120  # a file's name has at most 255 bytes, with times and an id in it
 _SHORT_ID: Final = 8
+_LAST_MS: Final = 253_402_300_799_000  # the end of the year 9999, the last one that has such a form
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
 
@@ -81,7 +82,7 @@ class FieldColumns:
 
     def _line(self, row: MessageRow, about: str) -> str:
         cells, more = [""] * len(self._places), {}
-        for path, value in _leaves(_decode(row.data)):
+        for path, value in leaves_of(_decode(row.data)):
             place = self._places.get(path)
             if place is None:
                 more[path] = value
@@ -92,12 +93,12 @@ class FieldColumns:
         return f"{at},{row.ts},{row.cts},{about},{','.join((*cells, rest))}\n"
 
 
-def _leaves(data: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def leaves_of(data: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     if not isinstance(data, dict):
         yield prefix, data
         return
     for name, value in data.items():
-        yield from _leaves(value, f"{prefix}.{name}" if prefix else name)
+        yield from leaves_of(value, f"{prefix}.{name}" if prefix else name)
 
 
 def _cell(value: object) -> str:
@@ -121,7 +122,12 @@ def device_labels(devices: Iterable[Device]) -> dict[str, str]:
 
     Names that differ in upper and lower case only are the same in some file systems.
     """
-    names = {device.id: plain_file_name(device.record.name) for device in devices}
+    return labels({device.id: device.record.name for device in devices})
+
+
+def labels(named: Mapping[str, str]) -> dict[str, str]:
+    """As `device_labels`, for anything with an id and a name."""
+    names = {id_: plain_file_name(name) for id_, name in named.items()}
     times = Counter(f"{name.casefold()}-{id_[:_SHORT_ID]}" for id_, name in names.items())
     return {
         id_: f"{name}-{id_ if times[f'{name.casefold()}-{id_[:_SHORT_ID]}'] > 1 else id_[:_SHORT_ID]}"
@@ -131,4 +137,4 @@ def device_labels(devices: Iterable[Device]) -> dict[str, str]:
 
 def file_time(ts: int) -> str:
     """A time as a part of a file's name, in UTC."""
-    return datetime.fromtimestamp(ts / 1000, UTC).strftime("%Y%m%dT%H%M%SZ")
+    return datetime.fromtimestamp(min(ts, _LAST_MS) / 1000, UTC).strftime("%Y%m%dT%H%M%SZ")

@@ -10,10 +10,11 @@ continue are complete, and are sorted together: that costs a fraction of merging
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from msgspec.structs import replace
 
+from config.limits import EXPORT_ENTRY_MESSAGES
 from storage.database import Transaction
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.message_searches import Range, SortKey, sort_key
@@ -89,6 +90,15 @@ class MergedRows:
             return []
         self._length = max(1, self._length * _HELD_ROWS // max(len(found), _HELD_ROWS // _LONGER))
         return found
+
+
+def take_existing(tx: Transaction, rows: MergedRows, devices: Collection[DeviceKey]) -> list[MessageRow]:
+    """The next rows of these devices, except rows of deleted ones, which no query returns (reference 6.1)."""
+    while taken := rows.take(tx, EXPORT_ENTRY_MESSAGES):
+        there = {key for key in {row.device for row in taken}.intersection(devices) if tx.devices.device(key)}
+        if found := [row for row in taken if row.device in there]:
+            return found
+    return []
 
 
 class _Runs:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -12,6 +12,7 @@ from broker.accounts.users import Users
 from broker.device_types.catalog import DeviceTypes
 from broker.devices.registry import Device, Devices
 from broker.errors import REQUIRED, Finding, PermissionDenied, ValidationFailed, invalid, too_long
+from broker.export.tables import by_type
 from broker.messages.intervals import DAY_MS, MINUTE_MS
 from broker.trials.exports import TrialExports
 from config.limits import EXPORT_IDS_MAX, EXPORT_PAST_DAYS, EXPORT_RANGE_DAYS, EXPORT_URL_CHARACTERS
@@ -20,6 +21,11 @@ from storage.records import UserRecord
 
 #: A caller computes "30 days ago" a moment before the check.
 _PAST_GRACE_MS = MINUTE_MS
+
+
+ExportFormat = Literal["json", "csv1", "csv2", "csv", "jsonl", "parquet"]
+#: The formats with one file for each device type.
+TABLES: Final = ("csv", "jsonl", "parquet")
 
 
 class ExportRequest(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -32,9 +38,14 @@ class ExportRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     sdtids: str | None = None
     trial_id: str | None = None
     order: Literal["asc", "desc"] = "asc"
-    format: Literal["json", "csv1", "csv2"] = "json"
+    format: ExportFormat = "json"
     csv_headers: bool = True
     url: str | None = None
+
+    @property
+    def is_tables(self) -> bool:
+        """Whether it is one file for each device type; such an export may be of any range."""
+        return self.format in TABLES
 
     def check(self, now_ms: int) -> None:
         """Raise ValidationFailed with every finding."""
@@ -52,7 +63,10 @@ class ExportRequest(msgspec.Struct, frozen=True, omit_defaults=True):
         for name, text in (("uids", self.uids), ("sdids", self.sdids), ("sdtids", self.sdtids)):
             if len(items(text)) > EXPORT_IDS_MAX:
                 yield Finding(name, (too_long(EXPORT_IDS_MAX),))
-        if self.start_ms > self.end_ms or self.start_ms < now_ms - EXPORT_PAST_DAYS * DAY_MS - _PAST_GRACE_MS:
+        if self.is_tables:
+            if self.start_ms > self.end_ms:
+                yield Finding("startDate", (invalid("must not be after endDate"),))
+        elif self.start_ms > self.end_ms or self.start_ms < now_ms - EXPORT_PAST_DAYS * DAY_MS - _PAST_GRACE_MS:
             yield Finding(
                 "startDate", (invalid(f"must not be after endDate, nor more than {EXPORT_PAST_DAYS} days ago"),)
             )
@@ -92,6 +106,14 @@ class Planner:
 
     async def plan(self, caller: Caller, request: ExportRequest) -> ExportPlan:
         """Raises NotFound for an unknown id in a list or an unknown trial, PermissionDenied."""
+        plan = await self._plan(caller, request)
+        if not request.is_tables:
+            return plan
+        keys = dict.fromkeys(key for _, devices in plan.groups for key in devices)
+        groups = by_type([await self._devices.get(key) for key in keys])
+        return msgspec.structs.replace(plan, groups=list(groups.items()))
+
+    async def _plan(self, caller: Caller, request: ExportRequest) -> ExportPlan:
         if request.trial_id is not None:
             return await self._of_trial(caller, request, request.trial_id)
         users = [await self._user(caller, uid) for uid in items(request.uids)]

@@ -10,13 +10,12 @@ from broker.clock import Clock
 from broker.devices.registry import Device
 from broker.export.archive import Archive
 from broker.export.formats import FieldColumns, csv_entry, device_labels, file_time, json_entry
-from broker.export.merging import MergedRows
+from broker.export.merging import MergedRows, take_existing
 from broker.export.requests import ExportPlan, ExportRequest
 from broker.messages.mids import Mids
-from config.limits import EXPORT_ENTRY_MESSAGES
 from storage.database import Transaction
 from storage.files import CHUNK_BYTES, FileKey
-from storage.keys import DeviceKey
+from storage.keys import DeviceKey, Position
 from storage.message_searches import SortKey
 from storage.records import ExportRecord, MessageRow
 
@@ -70,8 +69,8 @@ class ArchiveWriter:
         while written.group < len(self._plan.groups):
             id_, devices = self._plan.groups[written.group]
             if self._rows is None:
-                self._rows = self._merged(devices, written.place)
-            if rows := self._taken(tx, self._rows):
+                self._rows = planned_rows(devices, self._request, self.record.head, written.place)
+            if rows := take_existing(tx, self._rows, self._devices):
                 self._add(archive, id_, rows)
                 return
             self._rows = None
@@ -91,6 +90,9 @@ class ArchiveWriter:
         self.record = replace(self.record, md5=archive.md5, file_size=archive.size)
         self.is_done = True
 
+    def close(self) -> None:
+        """Nothing is open."""
+
     @property
     def size(self) -> int:
         """Bytes of the archive."""
@@ -104,25 +106,6 @@ class ArchiveWriter:
             while self._archive.size < size and (piece := tx.files.read(file, self._archive.size, CHUNK_BYTES)):
                 self._archive.resume_with(piece)
         return self._archive
-
-    def _taken(self, tx: Transaction, rows: MergedRows) -> list[MessageRow]:
-        """The next rows, except rows of deleted devices, which no query returns (reference 6.1)."""
-        while taken := rows.take(tx, EXPORT_ENTRY_MESSAGES):
-            sources = {row.device for row in taken} & self._devices.keys()
-            there = {key for key in sources if tx.devices.device(key) is not None}
-            if found := [row for row in taken if row.device in there]:
-                return found
-        return []
-
-    def _merged(self, devices: Sequence[DeviceKey], place: SortKey | None) -> MergedRows:
-        return MergedRows(
-            devices,
-            start_ms=self._request.start_ms,
-            end_ms=self._request.end_ms,
-            head=self.record.head,
-            descending=self._request.order == "desc",
-            place=place,
-        )
 
     def _add(self, archive: Archive, id_: str, rows: Sequence[MessageRow]) -> None:
         written = self._written
@@ -154,6 +137,20 @@ class ArchiveWriter:
             return f"{name}_empty"
         first, last = sorted((rows[0].ts, rows[-1].ts))
         return f"{name}_{file_time(first)}_to_{file_time(last)}"
+
+
+def planned_rows(
+    devices: Sequence[DeviceKey], request: ExportRequest, head: Position, place: SortKey | None
+) -> MergedRows:
+    """The rows of a group of devices that the request wants, after a place."""
+    return MergedRows(
+        devices,
+        start_ms=request.start_ms,
+        end_ms=request.end_ms,
+        head=head,
+        descending=request.order == "desc",
+        place=place,
+    )
 
 
 def size_written(record: ExportRecord) -> int:

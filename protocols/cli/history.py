@@ -51,7 +51,7 @@ def history(device: str, field: str | None, since: str, count: int, url: str, ca
     try:
         base, trust = f"{url.rstrip('/')}/v1.1", trusting(cafile)
         with httpx.Client(base_url=base, headers=headers, timeout=_SECONDS, verify=trust) as client:
-            device = _id_of(client, device)
+            device = id_of(client, device)
             if field is not None:
                 _print_sparkline(client, device, field, start_ms, end_ms)
             times: dict[str, str | int] = {"startDate": start_ms, "endDate": end_ms, "order": "desc", "count": count}
@@ -62,7 +62,7 @@ def history(device: str, field: str | None, since: str, count: int, url: str, ca
         raise CommandError(f"{url}: {error or type(error).__name__}") from error
 
 
-def _id_of(client: httpx.Client, device: str) -> str:
+def id_of(client: httpx.Client, device: str) -> str:
     """The id of the device that is called so, if it is no id. Raises CommandError."""
     if _ID.fullmatch(device):
         return device
@@ -76,7 +76,13 @@ def _id_of(client: httpx.Client, device: str) -> str:
 
 
 def _get(client: httpx.Client, path: str, params: Mapping[str, str | int]) -> Any:
-    answer = client.get(path, params=params)
+    about = f"device {params['sdid']}: " if "sdid" in params else ""
+    return rest_answer(client, "GET", path, about=about, params=params)
+
+
+def rest_answer(client: httpx.Client, method: str, path: str, *, about: str = "", **given: Any) -> Any:
+    """The JSON of a call's answer. `given` goes to the client; `about` begins the error. Raises CommandError."""
+    answer = client.request(method, path, **given)
     if answer.is_success:
         return answer.json()
     try:
@@ -88,7 +94,6 @@ def _get(client: httpx.Client, path: str, params: Mapping[str, str | int]) -> An
         for group in error.get("errors", ())
         for finding in group
     )
-    about = f"device {params['sdid']}: " if "sdid" in params else ""
     more = f" ({findings})" if findings else ""
     raise CommandError(f"{about}refused with {answer.status_code} {error['message']}{more}")
 

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import httpx
+import pyarrow.parquet
 
 from tests.daemon import USER_TOKEN, bearer, command_output, device_id, run_command, running_daemon
 from tests.stores import configuration
@@ -27,6 +28,33 @@ def test_history_and_statistics_of_a_running_daemon(tmp_path: Path) -> None:
     assert ["rows", "3"] in counters
     assert ["retention"] in counters
     assert any(line[:2] == ["store", "bytes"] and line[-1] == "MiB" for line in counters)
+
+
+def test_an_export_is_fetched_and_unpacked(tmp_path: Path) -> None:
+    with (
+        running_daemon(tmp_path, devices=2) as daemon,
+        httpx.Client(base_url=daemon.base_url, headers=bearer(USER_TOKEN)) as client,
+    ):
+        for number in range(4):
+            body = {"sdid": device_id(number % 2), "data": {"intensity": number}, "ts": 1_500_000_000_000 + number}
+            client.post("/messages", json=body).raise_for_status()
+        address, folder = ("--url", f"http://{daemon.addresses['http']}"), tmp_path / "out"
+        assert str(folder / "about.json") in run("export", *address, "--out", folder).splitlines()
+        (table,) = folder.glob("*.csv")
+        assert [line.split(",")[0] for line in table.read_text().splitlines()[1:]] == [
+            f"2017-07-14T02:40:00.00{number}Z" for number in range(4)
+        ]
+        assert not list(folder.glob("*.zip"))
+        # A part of the archive is there from an earlier run.
+        (first,) = client.get("/messages/export/history").json()["data"]["exports"]
+        content = client.get(f"/messages/export/{first['exportId']}/result").content
+        (folder / f"{first['exportId']}.zip").write_bytes(content[:200])
+        table.unlink()
+        run("export", *address, "--out", folder, "--id", first["exportId"])
+        assert table.exists()
+        run("export", "Light 1", "--format", "parquet", "--from", "2017-07-14", "--out", folder, *address)
+    (table,) = folder.glob("*.parquet")
+    assert pyarrow.parquet.read_table(table).column("intensity").to_pylist() == [1, 3]
 
 
 def test_statistics_without_a_daemon_says_so(tmp_path: Path) -> None:

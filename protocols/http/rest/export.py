@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -11,7 +11,7 @@ from quart import Response
 from broker.accounts.tokens import Caller
 from broker.errors import BOOLEAN_ONLY, REQUIRED, Finding, choice, invalid
 from broker.export.exports import NOT_READY, Export, Exports
-from broker.export.requests import ExportRequest, items
+from broker.export.requests import ExportFormat, ExportRequest, items
 from broker.export.status import ExportStatus
 from config.limits import EXPORT_IDS_MAX, EXPORT_KEPT_HOURS, EXPORT_PAST_DAYS, EXPORT_RANGE_DAYS, EXPORT_URL_CHARACTERS
 from protocols.http.calls import NOTHING, USER_OR_APPLICATION, Answers, Chapter, RestCall, RestCalls
@@ -37,8 +37,8 @@ from protocols.http.schema import (
 from storage.keys import Milliseconds
 
 _ORDERS: Final = ("asc", "desc")
-_FORMATS: Final = ("json", "csv1", "csv2")
-_FORMAT_OF: Final[dict[str, Literal["json", "csv1", "csv2"]]] = {"csv1": "csv1", "csv2": "csv2"}
+_FORMATS: Final = get_args(ExportFormat)
+_WITH_HEADERS: Final = ("csv1", "csv2", "csv")
 _STATUSES: Final = ("Received", "InProgress", "Success", "Failure", "Served", "Expired")
 _FINISHED: Final = frozenset({ExportStatus.SUCCESS, ExportStatus.SERVED, ExportStatus.EXPIRED})
 _DONE: Final = {
@@ -59,7 +59,7 @@ _TrialId = Annotated[str, about("A trial")]
 # Answers repeat these members of the request, with their defaults.
 _Order = Annotated[str, one_of(_ORDERS, "By ts", default="asc")]
 _Format = Annotated[str, one_of(_FORMATS, default="json")]
-_CsvHeaders = Annotated[bool, about("With csv1 and csv2: whether the first line names the columns", default=True)]
+_CsvHeaders = Annotated[bool, about("With csv1, csv2 and csv: whether the first line names the columns", default=True)]
 _Url = Annotated[str, text("An address that the mail names", longest=EXPORT_URL_CHARACTERS)]
 
 
@@ -149,7 +149,7 @@ class _Wanted(Shape, kw_only=True):
     format: Annotated[_Format, Valid(lambda given: given.lower() in {"", *_FORMATS}, choice(_FORMATS))] = "json"
     csv_headers: Annotated[
         Raw,
-        about("With csv1 and csv2: whether the first line names the columns", type="boolean", default=True),
+        about("With csv1, csv2 and csv: whether the first line names the columns", type="boolean", default=True),
         Rule(_is_truth),
     ] = msgspec.field(default_factory=Raw)
     url: Annotated[_Url, Rule(_something_is_chosen)] | None = None
@@ -194,8 +194,12 @@ class ExportCalls(RestCalls):
         on=NOTHING,
         summary="Ask for an export",
         about=f"By users, by devices, or by users and types; of at most {EXPORT_RANGE_DAYS} days that begin at "
-        f"most {EXPORT_PAST_DAYS} days ago. `trialID` is the same as `trialId`.",
-        refusals={404: "A user, device or type of a list does not exist."},
+        f"most {EXPORT_PAST_DAYS} days ago. With the formats csv, jsonl and parquet of any time: one file for each "
+        "device type with a column for each field, in a .zip. `trialID` is the same as `trialId`.",
+        refusals={
+            404: "A user, device or type of a list does not exist.",
+            501: "This server has not what writes Parquet.",
+        },
     )
     async def create(self, caller: Caller, body: _Wanted) -> Data[_Created]:
         wanted = _request(body)
@@ -236,17 +240,20 @@ class ExportCalls(RestCalls):
             headers={
                 "X-Service-Total-Messages": Annotated[int, integer("Messages in the archive", lowest=0)],
                 "Content-Disposition": Annotated[str, about("Names the file")],
+                "ETag": Annotated[str, about("The `md5`")],
+                "Accept-Ranges": Annotated[str, about("bytes")],
             },
-            about="The archive (.tgz)",
+            about="The archive (.tgz, of csv, jsonl and parquet .zip). With `Range` the answer is 206 with a part of "
+            "it; with `If-Range` and another ETag it is the whole.",
         ),
-        refusals={409: NOT_READY, 410: "The archive is gone."},
+        refusals={409: NOT_READY, 410: "The archive is gone.", 416: "The archive is shorter."},
     )
     async def result(self, caller: Caller, export_id: str) -> Response:
         export, file = await self._exports.result(caller, export_id)
         answer = archive_answer(
             file,
             await self._exports.file_name(export),
-            export.record.file_size or 0,
+            export.record.md5 or "",
             partial(self._exports.served, export_id),
         )
         answer.headers["X-Service-Total-Messages"] = str(export.record.total_messages)
@@ -255,7 +262,7 @@ class ExportCalls(RestCalls):
 
 def _request(wanted: _Wanted) -> ExportRequest:
     order: Literal["asc", "desc"] = "desc" if wanted.order.lower() == "desc" else "asc"
-    format_ = _FORMAT_OF.get(wanted.format.lower(), "json")
+    format_ = msgspec.convert(wanted.format.lower() or "json", ExportFormat)
     return ExportRequest(
         start_ms=Milliseconds(wanted.start_date),
         end_ms=Milliseconds(wanted.end_date),
@@ -287,7 +294,7 @@ def _created(export_id: str, wanted: ExportRequest) -> _Created:
         end_date=wanted.end_ms,
         order=wanted.order,
         format=wanted.format,
-        csv_headers=UNSET if wanted.format == "json" else wanted.csv_headers,
+        csv_headers=wanted.csv_headers if wanted.format in _WITH_HEADERS else UNSET,
         url=absent_if_none(wanted.url),
     )
 

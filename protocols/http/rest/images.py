@@ -1,6 +1,5 @@
 """Firmware images of a device type, and the addresses from which devices fetch them (reference 2.10 and 18.5)."""
 
-import re
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Annotated, Final
@@ -16,6 +15,7 @@ from broker.device_types.catalog import DeviceType
 from config.limits import DOWNLOAD_KEPT_HOURS, NAME_MAX_CHARACTERS
 from protocols.http.calls import NO_TOKEN, NOTHING, USER_OR_APPLICATION, Accepts, Answers, Chunks, Counted, RestCall
 from protocols.http.openapi import samples
+from protocols.http.ranges import answer_to_range
 from protocols.http.request_context import current_request
 from protocols.http.rest.managed import CONFIGURED_TYPE, CONFIGURERS, ManagementCalls
 from protocols.http.schema import (
@@ -36,7 +36,6 @@ from storage.firmware import FirmwareImageRecord
 _IMAGES: Final = "/devicemgmt/devicetypes/{dtid}/images"
 _OCTETS: Final = "application/octet-stream"
 _CHUNK_BYTES: Final = 64 * 1024
-_RANGE: Final = re.compile(r"bytes=(?:([0-9]{1,15})-([0-9]{1,15})?|-([0-9]{1,15}))")
 _SHA256: Final = "^[0-9a-fA-F]{64}$"
 
 
@@ -165,37 +164,13 @@ class ImageCalls(ManagementCalls):
     )
     async def fetch(self, download_id: str) -> Response:
         download = await self._management.downloads.find(download_id)
-        size = download.image.size
-        wanted = _wanted(size, f'"{download.image.sha256}"')
-        headers = {"ETag": f'"{download.image.sha256}"', "Accept-Ranges": "bytes", "Content-Type": _OCTETS}
-        if wanted is None:
-            return Response(b"", 416, headers={**headers, "Content-Range": f"bytes */{size}"})
-        if len(wanted) != size:
-            headers["Content-Range"] = f"bytes {wanted.start}-{wanted.stop - 1}/{size}"
-        answer = Response(b"", 206 if len(wanted) != size else 200, headers=headers)
-        if current_request().method != "HEAD":
-            answer = Response(_sent(self._management.downloads, download, wanted), answer.status_code, headers=headers)
+        answer, wanted = answer_to_range(download.image.size, download.image.sha256)
+        if wanted is not None and current_request().method != "HEAD":
+            answer.response = Response(_sent(self._management.downloads, download, wanted)).response
             answer.timeout = None  # the device may read slowly
-        answer.headers["Content-Length"] = str(len(wanted))
+        answer.headers["Content-Type"] = _OCTETS
+        answer.headers["Content-Length"] = str(0 if wanted is None else len(wanted))
         return answer
-
-
-def _wanted(size: int, etag: str) -> range | None:
-    """The bytes that the request asks for; None when the image has none of them (RFC 9110, 14.2).
-
-    Several ranges, and what is no range of bytes, are ignored, as the RFC allows.
-    """
-    request = current_request()
-    match = _RANGE.fullmatch(request.header(b"range").replace(" ", ""))
-    if match is None or (request.header(b"if-range") or etag) != etag:
-        return range(size)
-    first, last, length = (None if part is None else int(part) for part in match.groups())
-    if length is not None:
-        return range(max(0, size - length), size) if length else None
-    start, stop = first or 0, size if last is None else min(size, last + 1)
-    if last is not None and last < start:  # no valid range
-        return range(size)
-    return range(start, stop) if start < size else None
 
 
 async def _sent(downloads: Downloads, download: Download, wanted: range) -> AsyncIterator[bytes]:

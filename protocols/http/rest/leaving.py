@@ -135,14 +135,18 @@ class LeavingCalls(RestCalls):
         answers=Answers(
             type=Annotated[str, about("", format="binary")],
             content_type=CONTENT_TYPE,
-            headers={"Content-Disposition": Annotated[str, about("Names the file")]},
-            about="The archive (.tgz)",
+            headers={
+                "Content-Disposition": Annotated[str, about("Names the file")],
+                "ETag": Annotated[str, about("Changes with the archive")],
+                "Accept-Ranges": Annotated[str, about("bytes")],
+            },
+            about="The archive (.tgz); with `Range` a part of it (206)",
         ),
-        refusals={409: NOT_READY, 410: "The archive could not be made, or is gone."},
+        refusals={409: NOT_READY, 410: "The archive could not be made, or is gone.", 416: "The archive is shorter."},
     )
     async def result(self, user: UserRecord) -> Response:
         archive, file = await self._archives.result(user)
-        return archive_answer(file, archive.id, archive.file_size or 0)
+        return archive_answer(file, f"{archive.id}.tgz", archive.id)
 
 
 def _archive(record: ArchiveRecord) -> UserArchive:

@@ -19,7 +19,7 @@ from trio.testing import MockClock
 from broker.accounts.tokens import Caller, TokenKind
 from broker.devices.registry import Device
 from broker.errors import Conflict, Gone, NotFound, PermissionDenied, ValidationFailed
-from broker.export import exports, merging, writer
+from broker.export import exports, merging
 from broker.export.exports import Export, TooManyExports
 from broker.export.formats import FieldColumns, plain_file_name
 from broker.export.requests import ExportRequest
@@ -213,7 +213,7 @@ async def test_an_empty_result_is_one_empty_entry(
 def small_entries(monkeypatch: pytest.MonkeyPatch) -> int:
     """The number of messages in a full entry: a twentieth. As many rows less are held at once."""
     assert (EXPORT_ENTRY_MESSAGES, merging._HELD_ROWS) == (10_000, 20_000)
-    monkeypatch.setattr(writer, "EXPORT_ENTRY_MESSAGES", 500)
+    monkeypatch.setattr(merging, "EXPORT_ENTRY_MESSAGES", 500)
     monkeypatch.setattr(merging, "_HELD_ROWS", 1_000)
     return 500
 
@@ -471,7 +471,7 @@ async def test_exports_that_expire_while_the_daemon_runs_are_removed(
 async def test_the_exports_of_one_user_hold_up_no_other_user(
     services: Services, ada: Caller, kitchen: Device, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "EXPORT_ENTRY_MESSAGES", 2)
+    monkeypatch.setattr(merging, "EXPORT_ENTRY_MESSAGES", 2)
     await send(services, *((kitchen, NOW_MS - number, {"intensity": number % 100}) for number in range(40)))
     bob = await services.accounts.tokens.caller(BOB_TOKEN)
     of_ada = [await services.export.create(ada, asking(uids=ADA)) for _ in range(10)]
@@ -491,7 +491,7 @@ async def test_the_applications_of_one_users_trials_take_one_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Anybody makes a hundred trials, each with an application of its own."""
-    monkeypatch.setattr(writer, "EXPORT_ENTRY_MESSAGES", 2)
+    monkeypatch.setattr(merging, "EXPORT_ENTRY_MESSAGES", 2)
     bobs = await services.devices.registry.get(world.bobs)
     for device in (kitchen, bobs):
         await send(services, *((device, NOW_MS - number, {"intensity": number % 100}) for number in range(40)))

@@ -40,7 +40,19 @@ def imported_by(*groups: Sequence[str], names: Sequence[str] = SERVER) -> list[s
 
 
 def test_the_help_and_the_clients_of_a_daemon_import_no_server() -> None:
-    clients = ("tail", "history", "receive", "simulate", "statistics", "type", "plans", "payments", "rule", "found")
+    clients = (
+        "tail",
+        "history",
+        "export",
+        "receive",
+        "simulate",
+        "statistics",
+        "type",
+        "plans",
+        "payments",
+        "rule",
+        "found",
+    )
     operators = ("user", "device", "app", "token", "provision", "retention")
     (by_these,) = imported_by(("", *clients, *operators))
     assert by_these == set()

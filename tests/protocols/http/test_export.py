@@ -4,6 +4,7 @@ import hashlib
 import io
 import re
 import tarfile
+import zipfile
 from base64 import b64encode
 from datetime import UTC, datetime
 from random import Random
@@ -117,6 +118,28 @@ async def test_from_creation_to_download(api: httpx.AsyncClient, kitchen: Device
     again = await api.get(f"/messages/export/{export_id}/result", headers=HEADERS)
     assert again.content == answer.content
     assert (await finished(api, export_id))["status"] == "Served"
+
+
+async def test_a_download_goes_on_where_it_broke_off(api: httpx.AsyncClient, kitchen: Device) -> None:
+    export_id = await create(api, ASKED | {"format": "csv", "startDate": 0})
+    md5 = (await finished(api, export_id))["md5"]
+    address = f"/messages/export/{export_id}/result"
+    whole = await api.get(address, headers=HEADERS)
+    assert (whole.headers["ETag"], whole.headers["Accept-Ranges"]) == (f'"{md5}"', "bytes")
+    assert whole.headers["content-type"] == "application/zip"
+    assert whole.headers["content-disposition"].endswith(f'-{export_id[:8]}.zip"')
+    with zipfile.ZipFile(io.BytesIO(whole.content)) as archive:
+        assert archive.read(archive.namelist()[0]).count(b"\n") == 4
+    rest = HEADERS | {"Range": "bytes=100-", "If-Range": f'"{md5}"'}
+    part = await api.get(address, headers=rest)
+    assert (part.status_code, part.content) == (206, whole.content[100:])
+    assert part.headers["Content-Range"] == f"bytes 100-{len(whole.content) - 1}/{len(whole.content)}"
+    other = await api.get(address, headers=rest | {"If-Range": '"other"'})
+    assert (other.status_code, other.content) == (200, whole.content)
+    behind = await api.get(address, headers=HEADERS | {"Range": f"bytes={len(whole.content)}-"})
+    assert (behind.status_code, behind.content) == (416, b"")
+    same = await api.get(address, headers=HEADERS | {"If-None-Match": f'"{md5}"'})
+    assert (same.status_code, same.content) == (304, b"")
 
 
 async def test_the_archive_of_csv2_has_the_name_of_its_device_and_its_range(
