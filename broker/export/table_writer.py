@@ -167,7 +167,7 @@ class TableWriter:
         self.is_done = True
 
     def _about(self, archive: Zip) -> dict[str, Any]:
-        """The files and their columns. All messages are of one moment: those that were stored when it was asked for."""
+        """The files and their columns. All messages were stored when the export was asked for."""
         files = []
         for file, entry in zip(self._progress.files, archive.entries, strict=False):
             columns = [
