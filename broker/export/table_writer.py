@@ -16,7 +16,7 @@ from broker.export.parquet import ParquetFile
 from broker.export.requests import ExportPlan, ExportRequest
 from broker.export.tables import DEVICE, MORE, RECEIVED, SDID, TIME, Column, Table, table_columns, utc
 from broker.export.writer import planned_rows
-from broker.export.zipped import Entry, Zip
+from broker.export.zipped import Zip, ZipEntry
 from storage.database import Transaction
 from storage.files import CHUNK_BYTES, FileKey
 from storage.keys import DeviceKey
@@ -44,7 +44,7 @@ class Progress(msgspec.Struct, frozen=True):
     group: int = 0
     place: SortKey | None = None
     is_open: bool = False  # the last file has begun, and not ended
-    entries: list[Entry] = []
+    entries: list[ZipEntry] = []
     files: list[TableFile] = []
 
 

@@ -22,7 +22,7 @@ _UNKNOWN: Final = 0xFFFFFFFF
 _FIRST_YEAR: Final = 1980
 
 
-class Entry(msgspec.Struct, array_like=True):
+class ZipEntry(msgspec.Struct, array_like=True):
     """One file: where its head begins, and what is known of its content so far."""
 
     name: str
@@ -35,7 +35,7 @@ class Entry(msgspec.Struct, array_like=True):
 class Zip:
     """The bytes that were added, until they are taken. `entries` is what a continued archive needs of the beginning."""
 
-    def __init__(self, entries: list[Entry]) -> None:
+    def __init__(self, entries: list[ZipEntry]) -> None:
         self.entries = entries
         self._md5 = hashlib.md5(usedforsecurity=False)
         self._added: list[bytes] = []
@@ -52,7 +52,7 @@ class Zip:
 
     def begin(self, name: str) -> None:
         """Begin a file."""
-        self.entries.append(Entry(name, self.size))
+        self.entries.append(ZipEntry(name, self.size))
         encoded = name.encode()
         extra = struct.pack("<HHQQ", 1, 16, 0, 0)
         head = struct.pack(
@@ -116,7 +116,7 @@ class Zip:
 _NO_TIME: Final = (0, 1 << 5 | 1)  # midnight, the first day of `_FIRST_YEAR`
 
 
-def _listed(entry: Entry) -> bytes:
+def _listed(entry: ZipEntry) -> bytes:
     """The entry of the directory."""
     name = entry.name.encode()
     extra = struct.pack("<HHQQQ", 1, 24, entry.size, entry.packed, entry.at)

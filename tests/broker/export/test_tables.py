@@ -23,7 +23,7 @@ from broker.export import exports, merging, parquet
 from broker.export.parquet import ParquetFailed, ParquetFile, ParquetNotInstalled
 from broker.export.status import ExportStatus
 from broker.export.tables import columns_of, plain_text, text_cell, utc
-from broker.export.zipped import Entry, Zip
+from broker.export.zipped import Zip, ZipEntry
 from broker.services import Services
 from storage.sql import StoreError
 from tests.broker.export.test_exports import ada, archive_of, asking, finished, hall, kitchen, send
@@ -218,11 +218,11 @@ def rows_of(cell: str) -> list[list[str]]:
 
 @given(st.lists(st.tuples(st.binary(max_size=50), st.booleans()), max_size=5))
 def test_a_zip_is_continued_between_any_two_pieces(pieces: list[tuple[bytes, bool]]) -> None:
-    entries: list[Entry] = []
+    entries: list[ZipEntry] = []
     written = b""
     for begins in (True, False):
         for piece, is_packed in pieces:
-            archive = Zip(msgspec.json.decode(msgspec.json.encode(entries), type=list[Entry]))
+            archive = Zip(msgspec.json.decode(msgspec.json.encode(entries), type=list[ZipEntry]))
             archive.resume_with(written)
             if begins:
                 archive.begin(f"ü{len(entries)}")
