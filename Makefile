@@ -1,7 +1,8 @@
 # make run    the demo; everything is installed into .venv. make run STORE=postgresql://USER@HOST/DATABASE keeps its store
 #             there; make run NODES=3 serves with three nodes, over a PostgreSQL of its own or STORE
 # make check  for daily use: lint, types, import contracts, and the tests that start no process of their own
-# make test   everything CI checks: the same, and the tests with the real daemon, browsers and other people's programs
+# make test   everything CI checks: the same, and the tests with the real daemon, browsers and other people's programs.
+#             Some long matrices are in CI's run alone: CI=true make test, where a missing program is a failure
 #   Both take ENGINE=postgresql: the same tests over databases of PostgreSQL (Debian's, which they start and end). What
 #   only SQLite has is left out, and the end of the output says why
 # make both   the part of make test ENGINE=postgresql that CI runs: the tests of stores and of the broker, and those of

@@ -1,14 +1,21 @@
 """How many examples a property test tries: three of ten in `make test`, one of ten in daily use (`make check`).
 
 Each run has others. All that a test names are tried with `--hypothesis-profile=full`.
+
+And how much of a matrix is tried that takes many seconds: all of it in CI's run (`CI=true`), a part in other ones.
 """
 
+import os
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import hypothesis
+import pytest
 
 Row = TypeVar("Row")
+IS_CI: Final = os.environ.get("CI") == "true"
+#: Of a test that looks at what others look at, too, in more ways.
+in_ci: Final = pytest.mark.skipif(not IS_CI, reason="it is in CI's run alone (CI=true)")
 
 _FULL = 100
 

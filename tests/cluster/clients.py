@@ -9,6 +9,7 @@ import http.client
 import json
 import math
 import random
+import ssl
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -32,8 +33,12 @@ from tests.daemon import ADA, LIGHT_TYPE, USER_TOKEN, bearer, device_id, device_
 #: A client tries another node when it has no answer for so long.
 ANSWER_SECONDS: Final = 2.0
 AGO_SECONDS: Final = 120
+#: How long it usually waits at most before it sends a message.
+_PAUSE_SECONDS: Final = 0.02
 #: A task of device management begins so long after it is made.
 TASK_SECONDS: Final = 1.0
+#: Nobody here speaks TLS; each client would take 10 ms to be ready for it.
+_TLS: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 _links = count(1)
 
 
@@ -46,8 +51,8 @@ class Client(threading.Thread):
 
     #: How many messages it sends to a node.
     STAYS = (10, 60)
-    #: How long it waits at most before it sends one.
-    pause_seconds = 0.02
+    #: How many times longer than usual it waits before it does something again.
+    calm = 1.0
     #: Whether it is waited for until it goes on after a fault.
     IS_WAITED_FOR = True
 
@@ -91,12 +96,15 @@ class Client(threading.Thread):
     def end(self) -> None:
         """Close what is open."""
 
+    def rest(self, seconds: float) -> None:
+        self.over.wait(seconds * self.calm)
+
     def turns(self) -> range:
         return range(self.chance.randint(*self.STAYS))
 
     def next(self, node: Node, link: int) -> tuple[int, str]:
         """The next number and its message, which is about to be sent."""
-        self.over.wait(self.chance.uniform(0, self.pause_seconds))
+        self.rest(self.chance.uniform(0, _PAUSE_SECONDS))
         self.number += 1
         self.note("sent", self.number, node, link)
         return self.number, json.dumps({"intensity": self.number})
@@ -270,7 +278,7 @@ class Revoked(Requests):
 
     def talk(self, node: Node, link: int) -> None:
         tokens = f"/v1.1/devices/{device_id(self.device)}/tokens"
-        with httpx.Client(headers=bearer(USER_TOKEN), timeout=ANSWER_SECONDS) as user:
+        with httpx.Client(headers=bearer(USER_TOKEN), timeout=ANSWER_SECONDS, verify=_TLS) as user:
             try:
                 made = user.put(f"http://127.0.0.1:{node.http}{tokens}")
                 if made.status_code != 200:
@@ -296,7 +304,7 @@ class Revoked(Requests):
     def _read_with(self, node: Node, token: str) -> None:
         address = f"http://127.0.0.1:{node.http}/v1.1/devices/{device_id(self.device)}"
         with suppress(httpx.HTTPError):
-            if httpx.get(address, headers=bearer(token), timeout=ANSWER_SECONDS).status_code == 200:
+            if httpx.get(address, headers=bearer(token), timeout=ANSWER_SECONDS, verify=_TLS).status_code == 200:
                 self.note("shown", self.number, node, text=token)
 
     def _use(self, node: Node, token: str, link: int) -> None:
@@ -317,7 +325,7 @@ class Changes(Client):
     def talk(self, node: Node, link: int) -> None:
         path = f"/v1.1/devices/{device_id(self.device)}"
         other = self.chance.choice([one for one in self.nodes if one is not node])
-        with httpx.Client(headers=bearer(USER_TOKEN), timeout=ANSWER_SECONDS) as user:
+        with httpx.Client(headers=bearer(USER_TOKEN), timeout=ANSWER_SECONDS, verify=_TLS) as user:
             for _ in range(self.chance.randint(1, 5)):
                 if self.over.is_set():
                     return
@@ -373,7 +381,7 @@ class Tasks(Client):
         self.made: dict[int, str] = {}
 
     def talk(self, node: Node, link: int) -> None:
-        with httpx.Client(headers=bearer(USER_TOKEN), timeout=ANSWER_SECONDS) as user:
+        with httpx.Client(headers=bearer(USER_TOKEN), timeout=ANSWER_SECONDS, verify=_TLS) as user:
             while not self.over.is_set():
                 self.number += 1
                 wanted = {
@@ -435,7 +443,7 @@ class Session(Client):
         with self._online(node, link):
             self.over.wait(0.05)
             self._send(node)
-            self.over.wait(0.1)
+            self.rest(0.1)
         for _ in range(2):
             self._send(self.chance.choice(self.nodes))
 
@@ -461,7 +469,7 @@ class Session(Client):
         action = {"ddid": session_of(self.device), "type": "action", "data": {"actions": [parameters]}}
         address = f"http://127.0.0.1:{node.http}/v1.1/actions"
         try:
-            answer = httpx.post(address, headers=bearer(USER_TOKEN), json=action, timeout=ANSWER_SECONDS)
+            answer = httpx.post(address, headers=bearer(USER_TOKEN), json=action, timeout=ANSWER_SECONDS, verify=_TLS)
         except httpx.HTTPError as error:
             raise RefusedError("closed") from error
         if answer.status_code != 200:

@@ -7,7 +7,7 @@ from contextlib import closing
 from functools import partial
 from typing import Final
 
-from tests.cluster.node import LEASE_SECONDS
+from tests.cluster.node import LEASE_SECONDS, Node
 from tests.cluster.world import ClusterWorld, send
 from tests.postgresql import Server
 
@@ -19,8 +19,8 @@ _SKEW_SECONDS: Final = 6.0
 Fault = Callable[[ClusterWorld, str], None]
 
 
-def kill(world: ClusterWorld, name: str) -> None:
-    node = world.node()
+def kill(world: ClusterWorld, name: str, *, of: Node | None = None) -> None:
+    node = of or world.node()
     with world.fault(name, "kill", [node]):
         send(node, signal.SIGKILL)
 
@@ -56,9 +56,9 @@ def cut_all(world: ClusterWorld, name: str, *, seconds: float) -> None:
         proxy.is_closed = False
 
 
-def lose(world: ClusterWorld, name: str, *, direction: str, seconds: float) -> None:
+def lose(world: ClusterWorld, name: str, *, direction: str, seconds: float, of: Node | None = None) -> None:
     """What goes to the database, or comes from it, gets lost; connections stay open."""
-    node = world.node()
+    node = of or world.node()
     proxy = world.proxies[node.name]
     with world.fault(name, "cut", [node]):
         proxy.loses = direction

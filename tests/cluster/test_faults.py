@@ -7,7 +7,9 @@ nodes.
 import gc
 import signal
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from tests.cluster.checker import BUSY_SECONDS, CHANGE_SECONDS, HELD_UP_SECONDS,
 from tests.cluster.node import LEASE_SECONDS, Node, wait_until
 from tests.cluster.world import ClusterWorld, process_of, running, send
 from tests.postgresql import server
+from tests.properties import in_ci
 
 pytestmark = [
     pytest.mark.processes,
@@ -27,13 +30,15 @@ pytestmark = [
 #: The rules whose break is found in what clients and the table of leases have seen; R7 needs the tables of the end.
 SEEN_AT_ONCE = ("R4", "R6", "R8", "R9", "R11")
 TRIES = 8
+#: Faults are what counts here, and not many messages.
+CALM, CALM_OF_MUTANTS = 15.0, 5.0
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterWorld]:
     postgresql = server()
-    database = postgresql.new_database(template="template0")
-    with running(tmp_path_factory.mktemp("cluster"), postgresql, database, seed=1) as found:
+    database = postgresql.new_database()
+    with running(tmp_path_factory.mktemp("cluster"), postgresql, database, seed=1, calm=CALM) as found:
         yield found
     del found
     gc.collect()
@@ -41,19 +46,18 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterWorld]:
 
 
 def test_the_rules_hold_while_nodes_are_killed_paused_and_cut_off(world: ClusterWorld) -> None:
-    for client in world.clients:
-        client.pause_seconds = 0.1  # faults are what counts here, and not many messages
     world.goes_on()
-    faults.kill(world, "kill")
+    killed, cut_off = world.chance.sample(world.nodes, 2)
+    faults.kill(world, "kill", of=killed)
+    faults.lose(world, "cut off", direction="down", seconds=LEASE_SECONDS + 1, of=cut_off)
     world.goes_on()
     faults.pause(world, "pause", seconds=1.0)
     faults.terminate(world, "NOTIFY is lost", which="trunkline %.listens")
     world.goes_on()
-    faults.lose(world, "cut off", direction="down", seconds=LEASE_SECONDS + 1)
-    world.goes_on()
     faults.cut_all(world, "the database is away", seconds=1.0)
     world.goes_on()
-    pause_in_a_work(world, HELD_UP_SECONDS + 1)
+    with paused_in_a_work(world):
+        threading.Event().wait(HELD_UP_SECONDS + 1)
     world.goes_on()
     tables = world.end()
     assert world.problems == []
@@ -62,21 +66,29 @@ def test_the_rules_hold_while_nodes_are_killed_paused_and_cut_off(world: Cluster
     assert sum(world.restarts.values()) >= 2, "the node that was killed, and the one that was cut off for too long"
 
 
-def pause_in_a_work(world: ClusterWorld, seconds: float) -> None:
-    """A node stands still while it holds up the works of the others."""
+@contextmanager
+def paused_in_a_work(world: ClusterWorld) -> Iterator[None]:
+    """In the block a node stands still and holds up the works of the others."""
     node = world.nodes[0]
     with world.mutated(f"{mutants.STOPS} {node.name}"), world.fault("SIGSTOP within a work", "pause", [node]):
         wait_until(lambda: is_stopped(node), "it has stopped within a work")
-        threading.Event().wait(seconds)
+        yield
         send(node, signal.SIGCONT)
+
+
+def seconds_without_a_change(world: ClusterWorld, since: float) -> float:
+    """Since then or since the last work of a node that does not stand still."""
+    stands_still = world.nodes[0].name
+    return time.monotonic() - max([since, *(one.at for one in world.record.of("changed") if one.node != stands_still)])
 
 
 def is_stopped(node: Node) -> bool:
     return Path(f"/proc/{process_of(node)}/stat").read_text("utf-8").rpartition(")")[2].split()[0] == "T"
 
 
+@in_ci
 def test_the_checker_finds_each_rule_that_mutants_of_the_daemons_break(world: ClusterWorld) -> None:
-    world.begin_again()
+    world.begin_again(calm=CALM_OF_MUTANTS)
     world.goes_on()
 
     def is_found(*rules: str) -> bool:
@@ -94,8 +106,10 @@ def test_the_checker_finds_each_rule_that_mutants_of_the_daemons_break(world: Cl
                 break
     assert is_found("R8")
 
-    with world.mutated(mutants.NO_BOUND):
-        pause_in_a_work(world, HELD_UP_SECONDS + BUSY_SECONDS + CHANGE_SECONDS + 0.5)
+    too_long = HELD_UP_SECONDS + BUSY_SECONDS + CHANGE_SECONDS
+    with world.mutated(mutants.NO_BOUND), paused_in_a_work(world):
+        stopped = time.monotonic()  # an answer from before may come late
+        wait_until(lambda: seconds_without_a_change(world, stopped) > too_long, "the others are held up")
     assert is_found("R11")
     world.goes_on()
 

@@ -20,8 +20,9 @@ from storage.keys import Milliseconds, Position
 from storage.messages import Missing
 from storage.peers import HeardOf
 from tests.cluster.history import DEVICES, history_of, parts_of_a_cluster
+from tests.properties import IS_CI, in_ci
 
-SEEDS = (1, 2)
+SEEDS = (1, 2) if IS_CI else (1,)
 #: Seeds of one mutant until it is found: what comes first is the database's choice.
 TRIES = 10
 
@@ -110,6 +111,7 @@ def acknowledged_though_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FactLog, "refusal", left_out)
 
 
+@in_ci
 @pytest.mark.parametrize(
     ("mutant", "rule"),
     [

@@ -132,7 +132,10 @@ _SINK_MANIFEST: Final = (
 class ClusterWorld:
     """Use `running`."""
 
-    def __init__(self, folder: Path, server: Server, database: str, seed: int, names: Sequence[str]) -> None:
+    def __init__(
+        self, folder: Path, server: Server, database: str, seed: int, names: Sequence[str], calm: float = 1.0
+    ) -> None:
+        self._calm = calm
         self.server, self.database = server, database
         self.chance = random.Random(seed)  # noqa: S311 - a seed for a test
         self.record = Record(patience=PATIENCE_SECONDS, once={_KINDS.index(SessionOnce)})
@@ -166,7 +169,7 @@ class ClusterWorld:
             kind(self.nodes, self.record, device, self.chance.random()) for device, kind in enumerate(_KINDS)
         ]
         for client, number in zip(self.clients, numbers, strict=True):
-            client.number = number
+            client.number, client.calm = number, self._calm
         # The last node has a feed now and then: in between it passes over the messages of the others.
         rests = random.Random(self.chance.random())  # noqa: S311 - as above
         self.feeds = [
@@ -222,8 +225,9 @@ class ClusterWorld:
         with environment(clock.environment if clock is not None else self._environment):
             node.begin()
 
-    def begin_again(self) -> None:
+    def begin_again(self, *, calm: float) -> None:
         """A new history of the same nodes, whose clients have ended."""
+        self._calm = calm
         rows, source = self._rows(), self.clients[_SOURCE]
         self._begun_behind = rows[-1].position
         self.record = self.callback.record = Record(patience=PATIENCE_SECONDS, rule=(_SOURCE, source.number + 1))
@@ -529,10 +533,17 @@ def own_server(on: Path) -> Iterator[Server]:
 
 @contextmanager
 def running(
-    folder: Path, server: Server, database: str, seed: int, *, names: Sequence[str] = _NODES, skewed: bool = False
+    folder: Path,
+    server: Server,
+    database: str,
+    seed: int,
+    *,
+    names: Sequence[str] = _NODES,
+    skewed: bool = False,
+    calm: float = 1.0,
 ) -> Iterator[ClusterWorld]:
-    """Daemons and clients, until the block ends."""
-    world = ClusterWorld(folder, server, database, seed, names)
+    """Daemons and clients, until the block ends. `calm`: how many times longer than usual a client waits."""
+    world = ClusterWorld(folder, server, database, seed, names, calm)
     try:
         world.begin(skewed=skewed)
         yield world

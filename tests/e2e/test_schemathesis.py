@@ -44,6 +44,7 @@ from tests.e2e.schemathesis_world import (
     with_own_trials,
 )
 from tests.factories import LIGHT_MANIFEST
+from tests.properties import in_ci
 
 SCHEMATHESIS: Final = Path(__file__).with_name("schemathesis_program.py")
 DEVICES: Final = 60
@@ -244,6 +245,7 @@ def test_a_user_gets_what_the_document_says(served_document: ServedDocument) -> 
     found.check_successes()
 
 
+@in_ci
 def test_values_at_the_edges_of_the_schemas_get_what_the_document_says(served_document: ServedDocument) -> None:
     served_document.run("user", USER_TOKEN, kitchen=2, phases="coverage", examples=1, devices=OWNED)
 

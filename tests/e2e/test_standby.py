@@ -50,7 +50,7 @@ LOST_METRIC: Final = "trunkline_database_connections_lost_total"
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Node, Node]]:
     folder = tmp_path_factory.mktemp("standby")
     postgresql = server()
-    name = postgresql.new_database(template="template0")
+    name = postgresql.new_database()
     config, file = write_world(
         folder / "provisioned", devices=4, settings=f'[storage]\nurl = "{postgresql.url(name)}"\n'
     )

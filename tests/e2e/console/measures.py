@@ -1,5 +1,6 @@
 """Faults in the layout of a page: broken words, what is cut off or touches its neighbour, endless pages."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from tests.browser import PHONE, WIDTHS, Chromium
@@ -91,10 +92,10 @@ measure(...arguments).catch((error) => arguments[4]([[String(error)], 0]));
 """
 
 
-def measured(browser: Chromium, *, longest: int = _LONGEST) -> list[str]:
+def measured(browser: Chromium, *, longest: int = _LONGEST, widths: Sequence[tuple[int, int]] = WIDTHS) -> list[str]:
     """The faults at each of the widths. `longest`: how long the page may be, in CSS pixels."""
     wrong = []
-    for size in reversed(WIDTHS):  # from that of a page that was just opened
+    for size in reversed(widths):  # from that of a page that was just opened
         browser.show(size, dark=False)
         found, height = browser.run_async(_MEASURE, _WORD, _COLUMNS, size == PHONE, size[0])
         wrong += [f"at {size[0]} px {one}" for one in found]

@@ -1,4 +1,5 @@
-"""Every page of the console, of developers and of operators, opened with much to show, at three widths.
+"""Every page of the console, of developers and of operators, opened with much to show, at three widths, or at one of
+them (tests/properties.py).
 
 No word is broken, nothing is cut off, touches its neighbour or has to be scrolled sideways, buttons of a row stay in
 one line, no page is endless, and axe finds nothing.
@@ -13,11 +14,12 @@ import pytest
 
 from protocols.http.console.doors import HOME
 from protocols.http.console.pages import DASHBOARDS, OBJECTS, PAGES
-from tests.browser import DESKTOP, LOOKS, Chromium
+from tests.browser import DESKTOP, LOOKS, WIDTHS, Chromium
 from tests.e2e.accounts.test_looks import findings
 from tests.e2e.console.content import MEMBER, PLAIN, STATION, VIEWER, Content, full_site
 from tests.e2e.console.measures import measured
 from tests.e2e.console.user import User
+from tests.properties import IS_CI
 
 #: By the route: the paths to open, with the words that each shows when it is complete and, after "#", where.
 VISITS: Final[Mapping[str, Mapping[str, str]]] = {
@@ -139,7 +141,7 @@ def test_a_page_full_of_content_fits(
         what, _, where = words.partition("#")
         person.sees(what, f"#{where}" if where else "#content")
         person.sees_all()
-        wrong += [f"{path}: {one}" for one in measured(person.browser)]
+        wrong += [f"{path}: {one}" for one in measured(person.browser, widths=WIDTHS if IS_CI else [_LOOKS[route][0]])]
         if screenshots is not None:
             name = path.strip("/").replace("/", "_")
             for look, (size, dark) in LOOKS.items():
