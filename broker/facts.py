@@ -257,6 +257,25 @@ class RuleReported(Fact, frozen=True):
     at_ms: Milliseconds
 
 
+class AlarmReported(Fact, frozen=True):
+    """alarm.raised, alarm.acknowledged and alarm.cleared (reference 12.12).
+
+    `kind` is the last word of the event's name, `device_id` empty for an alarm without a device.
+    """
+
+    kind: str
+    alarm_id: str
+    rule_id: str
+    owner: UserKey
+    owner_id: str
+    application: ApplicationKey
+    application_id: str
+    device_id: str
+    severity: str
+    text: str
+    at_ms: Milliseconds
+
+
 class SubscriptionReported(Fact, frozen=True):
     """subscription.suspended and subscription.removed: nothing is delivered any more (reference 11.2).
 

@@ -9,6 +9,7 @@ import trio
 
 from broker.accounts.provider_port import Providers
 from broker.accounts.room import AccountsRoom, open_accounts
+from broker.alarms.room import AlarmsRoom, open_alarms
 from broker.clock import Clock
 from broker.cluster.facts import FactLog
 from broker.cluster.leases import LeaseName, Leases
@@ -88,6 +89,7 @@ class Services(msgspec.Struct, frozen=True):
     device_management: DeviceManagementRoom
     scenes: ScenesRoom
     models: ModelsRoom
+    alarms: AlarmsRoom
     rules: RulesRoom
     subscriptions: SubscriptionsRoom
     found: FoundRoom
@@ -231,6 +233,7 @@ async def _open_rooms(
     device_management = await open_device_management(core, device_types, devices, limits, messages, wanted)
     scenes = await open_scenes(core, accounts, device_types, devices, messages, wanted)
     models = await open_models(core, accounts, devices, learner)
+    alarms = await open_alarms(core)
     reason = device_management.resources.reason
     rules = await open_rules(
         core, mail, accounts, device_types, devices, messages, rule_requests, models, reason, wanted
@@ -274,6 +277,7 @@ async def _open_rooms(
         device_management=device_management,
         scenes=scenes,
         models=models,
+        alarms=alarms,
         rules=rules,
         subscriptions=subscriptions,
         found=found,

@@ -277,6 +277,15 @@ RULE_SIMULATED_DEVICES: Final = 1_000  # that the rule of a replay or explanatio
 RULE_SELECTED_DEVICES: Final = 10_000  # of a user and a type, for a rule with a selector that must look at all of them
 RULE_ACTION_MESSAGES: Final = 1_000  # that a rule sends when it triggers once
 RULE_ACTIONS_A_MINUTE: Final = 60_000  # Action messages of the rules of one user
+ALARM_TEXT_CHARACTERS: Final = 500  # reference 12.12
+ALARM_CLEAR_SECONDS_MAX: Final = 31 * 86_400
+ALARMS_OPEN_OF_RULE: Final = 100
+ALARMS_OPEN_OF_USER: Final = 1_000
+ALARMS_A_MINUTE_OF_RULE: Final = 30  # that are raised
+ALARMS_A_MINUTE_OF_USER: Final = 200
+ALARM_DAYS: Final = 365  # that cleared ones are kept
+ALARM_STORM_SECONDS: Final = 60  # without another alarm that is too many, after which a storm is over
+ALARMS_OF_USER: Final = 10_000  # stored ones; of more, the ones cleared first are deleted
 RULE_COST_SECONDS: Final = 30.0  # of processor time, of the rules with selectors of one user, in each minute
 
 SCENE_DESCRIPTION_MAX_CHARACTERS: Final = 1_400  # reference 12.5

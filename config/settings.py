@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 
 from config.limits import (
+    ALARM_DAYS,
     APPLICATION_TOKEN_SECONDS,
     AUDIT_DAYS,
     AUDIT_ENTRIES,
@@ -353,6 +354,12 @@ class Audit(_Table, frozen=True):
     keep_entries: int = AUDIT_ENTRIES
 
 
+class AlarmSettings(_Table, frozen=True):
+    """How long cleared alarms are kept."""
+
+    keep_days: int = ALARM_DAYS
+
+
 class ConsoleSettings(_Table, frozen=True):
     """Users of the operator's page, and the folder of its backups."""
 
@@ -418,6 +425,7 @@ class Settings(_Table, frozen=True):
     outbound: Outbound = Outbound()
     log: Log = Log()
     audit: Audit = Audit()
+    alarms: AlarmSettings = AlarmSettings()
     metrics: Metrics = Metrics()
     console: ConsoleSettings = ConsoleSettings()
     tracing: Tracing = Tracing()

@@ -125,6 +125,7 @@ def _of_numbers(settings: "Settings") -> Iterator[str]:
         ("device_management.image_max_bytes", settings.device_management.image_max_bytes, 1),
         ("secure.pin_seconds", settings.secure.pin_seconds, 1),
         ("tracing.per_minute", settings.tracing.per_minute, 1),
+        ("alarms.keep_days", settings.alarms.keep_days, 1),
         ("audit.keep_days", settings.audit.keep_days, 1),
         ("audit.keep_entries", settings.audit.keep_entries, 1_000),
         ("console.keep_backups", settings.console.keep_backups, 1),

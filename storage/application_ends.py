@@ -17,6 +17,7 @@ OWN_ROWS: Final = (
     "application_properties",
     "ended_consent",
     "upgrade_token",
+    "alarm",
 )
 #: Objects that capabilities remove, because they hold them in memory or in files, and which rows count: a model of a
 #: rule is part of the rule, and a subscription that ended has a log.

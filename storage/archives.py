@@ -51,6 +51,9 @@ PARTS: Final[Mapping[str, str]] = {
     " JOIN device AS d ON d.key = s.device JOIN user AS u ON u.key = :user"
     " WHERE d.deleted_on IS NULL AND (s.user = u.key OR (s.user IS NULL AND s.email_key = u.email_key"
     " AND u.email_verified_on IS NOT NULL)) ORDER BY s.key",
+    "alarms": "SELECT m.id, m.rule_id, m.rule_name, d.id AS device, m.severity, m.text, m.raised_on, m.last_on,"
+    " m.count, m.acknowledged_on, m.acknowledged_by, m.cleared_on, m.cleared_by, m.cause FROM alarm AS m"
+    " LEFT JOIN device AS d ON d.key = m.device WHERE m.owner = :user ORDER BY m.key",
     "rules": "SELECT r.id, r.name, r.description, APPLICATION(r), r.scope, r.body, r.enabled,"
     " r.created_on, r.modified_on, r.invalidated_on, r.stopped_on, r.stop_reason FROM rule AS r WHERE r.owner = :user"
     " ORDER BY r.key",

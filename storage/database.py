@@ -19,6 +19,7 @@ import structlog
 import trio
 
 from storage.accounts import AccountStore
+from storage.alarms import AlarmStore
 from storage.application_ends import ApplicationEndStore
 from storage.approved_lists import ApprovedListStore
 from storage.archives import UserArchiveStore
@@ -200,6 +201,7 @@ class Transaction:
         self.files = FileStore(connection)
         self.transfers = TransferStore(connection)
         self.wanted = WantedStore(connection)
+        self.alarms = AlarmStore(connection)
         self.trials = TrialStore(connection)
         self.trial_invitations = TrialInvitationStore(connection)
         self.trial_sessions = TrialSessionStore(connection)

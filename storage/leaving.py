@@ -38,6 +38,7 @@ OWN_ROWS: Final = (
     ("trial_tally", "user"),
     ("personal_organization", "user"),
     ("rule_request", "owner"),
+    ("alarm", "owner"),
     ("export", "user"),
 )
 #: Rows that stay, without the user.

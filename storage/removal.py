@@ -30,6 +30,7 @@ _KEPT_ONCE: Final = (
     "mqtt_session",
     "mqtt_will",
     "wanted",
+    "alarm",
 )
 
 
@@ -64,6 +65,12 @@ class RemovalStore(Store):
             )
         for table in _KEPT_ONCE:
             self._db.execute(f"DELETE FROM {table} WHERE device = :device", {"device": device})  # noqa: S608 - constants
+        # Other alarms may have looked at its values. An id has no wildcards.
+        self._db.execute(
+            "UPDATE alarm SET cause = '[]', text = rule_name WHERE EXISTS"
+            " (SELECT 1 FROM device AS d WHERE d.key = :device AND alarm.cause LIKE '%\"' || d.id || '\"%' ESCAPE '!')",
+            {"device": device},
+        )
         self._db.execute(
             "INSERT INTO counter (name, value) VALUES ('removed device', :device) ON CONFLICT (name)"
             " DO UPDATE SET value = excluded.value WHERE excluded.value > counter.value",

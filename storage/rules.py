@@ -6,6 +6,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from storage.alarms import AlarmStore, OpenAlarm
 from storage.keys import ApplicationKey, Milliseconds, OrganizationKey, Position, RuleKey, UserKey
 from storage.sql import Store, sure, values_of
 
@@ -47,7 +48,10 @@ class RuleRecord(msgspec.Struct, frozen=True):
 
 
 class RuleState(msgspec.Struct, frozen=True):
-    """State of a rule as of its position. `memory` is JSON of broker/rules: the running durations."""
+    """State of a rule as of its position. `memory` is JSON of broker/rules: the running durations.
+
+    Its open alarms are read from their table, and written there.
+    """
 
     rule: RuleKey
     revision: int
@@ -55,6 +59,7 @@ class RuleState(msgspec.Struct, frozen=True):
     last_on: Milliseconds | None = None
     failing: bool = False
     memory: str = ""
+    alarms: tuple[OpenAlarm, ...] = ()
 
 
 class RuleProblem(msgspec.Struct, frozen=True):
@@ -79,7 +84,7 @@ class RuleRequest(msgspec.Struct, frozen=True):
 
 _READ: Final = ("owner_id", "application_id", "application_organization")
 _COLUMNS: Final = tuple(one for one in RuleRecord.__struct_fields__ if one not in _READ)
-_STATE: Final = RuleState.__struct_fields__
+_STATE: Final = tuple(one for one in RuleState.__struct_fields__ if one != "alarms")
 _PROBLEM: Final = RuleProblem.__struct_fields__
 _OF_RULE: Final = (
     f"SELECT {', '.join(f'r.{name}' for name in _COLUMNS)}, u.id AS owner_id, a.id AS application_id,"
@@ -125,7 +130,8 @@ class RuleStore(Store):
         record = _rule({name: row[name] for name in RuleRecord.__struct_fields__})
         if row["state_rule"] is None:
             return record, RuleState(key, record.revision)
-        return record, _state({name: row[f"state_{name}"] for name in _STATE})
+        alarms = AlarmStore(self._db).open_of_rule(key)
+        return record, _state({name: row[f"state_{name}"] for name in _STATE}, alarms)
 
     def rules_of(
         self,
@@ -236,7 +242,8 @@ class RuleStore(Store):
             f"SELECT * FROM rule_state WHERE rule IN ({self._db.numbers_in('rules')})",  # noqa: S608 - constants
             {"rules": json.dumps(list(rules))},
         )
-        return list(map(_state, rows))
+        alarms = AlarmStore(self._db).open_of_rules(rules)
+        return [_state(row, alarms.get(row["rule"], ())) for row in rows]
 
     def begin_state(self, state: RuleState) -> None:
         """Replace the state of a rule: the rule is new, or restarts."""
@@ -332,10 +339,10 @@ def _rule(row: Mapping[str, Any]) -> RuleRecord:
     return RuleRecord(**values)
 
 
-def _state(row: Mapping[str, Any]) -> RuleState:
+def _state(row: Mapping[str, Any], alarms: tuple[OpenAlarm, ...] = ()) -> RuleState:
     values = dict(row)
     values["failing"] = bool(values["failing"])
-    return RuleState(**values)
+    return RuleState(**values, alarms=alarms)
 
 
 def _values(state: RuleState) -> list[Any]:

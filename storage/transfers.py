@@ -10,7 +10,15 @@ from storage.keys import DeviceKey, Milliseconds, UserKey
 from storage.sql import Store
 
 #: Tables whose rows end when a device gets another owner: they are the former owner's, or given by the former owner.
-_OF_THE_OWNER: Final = ("device_transfer", "device_share", "trial_device", "upgrade_token", "connector_state", "wanted")
+_OF_THE_OWNER: Final = (
+    "device_transfer",
+    "device_share",
+    "trial_device",
+    "upgrade_token",
+    "connector_state",
+    "wanted",
+    "alarm",
+)
 
 
 class TransferRecord(msgspec.Struct, frozen=True):

@@ -28,6 +28,7 @@ PLACES: Final[Mapping[str, tuple[str, ...]]] = {
         "Following._save _saved",
         "Following._save _saved_at",
         "Following._sweep _swept_at",
+        "AlarmUpkeep.step _swept_at",
         "Actions.save _saved",
         "HomeAnnouncer._look_at_some _reading",
         "Backups.work_forever _wakeup",

@@ -6,6 +6,7 @@ import msgspec
 
 from broker.cluster.news import NewsKind, event, of_fact, state
 from broker.facts import (
+    AlarmReported,
     ApplicationGrantsChanged,
     BackupProgressed,
     DeliveriesProgressed,
@@ -80,6 +81,14 @@ def _subscription(tx: Transaction, key: int) -> tuple[SubscriptionRecord, Subscr
 
 def _wanted(tx: Transaction, key: DeviceKey) -> tuple[WantedRecord, ...]:
     return tuple(tx.wanted.open_of(key))
+
+
+class AlarmEnded(msgspec.Struct, frozen=True):
+    """The open alarm of a rule about a device was cleared, by something else than the rule's evaluation."""
+
+    rule: RuleKey
+    device: DeviceKey
+    is_storm: bool
 
 
 class DeviceTaskMove(msgspec.Struct, frozen=True):
@@ -169,6 +178,7 @@ RULE: Final = state("rule", _rule, is_fencing=True)
 RULE_COMPILED: Final = state("rule compiled", _rule, is_own=True)
 #: A rule that runs could not do something.
 RULE_FAILED: Final = event("rule failed", RuleReported)
+ALARM_ENDED: Final = event("alarm ended", AlarmEnded)
 #: A subscription; None: it was removed.
 SUBSCRIPTION: Final = state("subscription", _subscription, is_fencing=True)
 #: The open wanted values of a device.
@@ -178,6 +188,7 @@ REPLAYED: Final = event("notifications replayed", Replay)
 FACTS: Final[dict[type[Fact], NewsKind[Any, None]]] = {
     kind.key_type: kind
     for kind in (
+        of_fact(AlarmReported),
         of_fact(ApplicationGrantsChanged, is_fencing=True),
         of_fact(BackupProgressed, is_state=True),
         of_fact(DeliveriesProgressed, is_state=True),

@@ -22,6 +22,7 @@ from broker.cluster.news import News
 from broker.devices.registry import Device, Devices
 from broker.errors import DeviceNotFound
 from broker.facts import (
+    AlarmReported,
     AvailabilityChanged,
     DeviceActionDelivered,
     DeviceActionFact,
@@ -139,6 +140,7 @@ class Events:
         router.subscribe(AvailabilityChanged, self._availability_changed, FactPhase.EFFECT)
         router.subscribe(UserProfileUpdated, self._profile_updated, FactPhase.EFFECT)
         router.subscribe(RuleReported, self._rule_reported, FactPhase.EFFECT)
+        router.subscribe(AlarmReported, self._alarm_reported, FactPhase.EFFECT)
         router.subscribe(SubscriptionReported, self._subscription_reported, FactPhase.EFFECT)
         close_with_facts(router, self._subscribers)  # behind the events: the last one goes out before
 
@@ -214,6 +216,14 @@ class Events:
         data |= {"field": fact.field, "message": fact.text}
         event = FeedEvent(f"rule.{fact.kind}", fact.at_ms, data, fact.owner, None, fact.application)
         self._tell(event)
+
+    def _alarm_reported(self, fact: AlarmReported) -> None:
+        data = {"uid": fact.owner_id, "aid": fact.application_id, "alarmId": fact.alarm_id, "rid": fact.rule_id}
+        data |= {"did": fact.device_id} if fact.device_id else {}
+        data |= {"severity": fact.severity}
+        if fact.kind == "raised":  # a text has values, and later the application may not read the devices any more
+            data["message"] = fact.text
+        self._tell(FeedEvent(f"alarm.{fact.kind}", fact.at_ms, data, fact.owner, None, fact.application))
 
     def _subscription_reported(self, fact: SubscriptionReported) -> None:
         data: dict[str, str | int] = {"uid": fact.user_id, "aid": fact.application_id}

@@ -13,6 +13,7 @@ from broker.accounts.applications import MadeByApplication, name_of_application,
 from broker.accounts.issuance import Issuance
 from broker.accounts.permissions import Permissions, Reach
 from broker.accounts.tokens import CONSOLE_ID, Caller, TokenKind
+from broker.alarms.changes import clear_all_of_rule
 from broker.clock import Clock
 from broker.cluster.kinds import RULE
 from broker.conditional import require_unchanged, tag_of
@@ -227,6 +228,7 @@ class Rulebook:
 
     def _remove(self, tx: Transaction, record: RuleRecord, now_ms: int) -> None:
         self.models.remove(tx, record.key)
+        clear_all_of_rule(tx, record.key, at_ms=Milliseconds(now_ms))
         tx.rules.remove(record.key)
         tx.tell(RULE, record.key)
         note(tx, AuditEvent.RULE_REMOVED, f"rule {record.id}", now_ms=now_ms, owner=record.owner_id)
@@ -337,6 +339,7 @@ def put_rule(
         changed = replace(changed, revision=known.revision + 1, since=tx.messages.head())
         state = tx.rules.state(known.key) or RuleState(known.key, known.revision)
         tx.rules.begin_state(RuleState(known.key, changed.revision, state.triggered, state.last_on))
+        clear_all_of_rule(tx, known.key, at_ms=now_ms)
         tx.rules.forget_problems(known.key)
     tx.rules.put(changed)
     tx.rules.put_uses(known.key, uses_of(tx, rule))

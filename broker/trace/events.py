@@ -87,5 +87,7 @@ class AuditEvent(StrEnum):
     RULE_CREATED = "rule_created"
     RULE_CHANGED = "rule_changed"
     RULE_REMOVED = "rule_removed"
+    ALARM_ACKNOWLEDGED = "alarm_acknowledged"
+    ALARM_CLEARED = "alarm_cleared"
     PROVISIONED = "provisioned"
     COMMAND = "command"

@@ -37,6 +37,7 @@ _DELETED: Final = "Rows that retention has deleted."
 _ROLLUPS: Final = "The part of rollups; an estimate."
 _TASKS: Final = "Device tasks that ended, by how."
 _LWM2M_ACTIONS: Final = "Actions that were operations on an LWM2M device, by their end."
+_OPEN_ALARMS: Final = "Alarms that are not cleared, by severity; counted once a minute."
 _WANTED: Final = "Wanted values that have ended, by how."
 _WANTED_WRITES: Final = "Wanted values that were written to LWM2M devices, by the answer."
 _ENDPOINT: Final[Part] = {
@@ -343,6 +344,12 @@ BROKER: Final[Mapping[str, Part]] = {
         "log_bytes": _now("delivery_log_bytes", "The size of the delivery log."),
         "log_removed": _total("delivery_log_removed_entries", "Entries of the delivery log that were removed."),
     },
+    "alarms": {
+        "open_info": _now("alarms_open", _OPEN_ALARMS, severity="info"),
+        "open_warning": _now("alarms_open", _OPEN_ALARMS, severity="warning"),
+        "open_critical": _now("alarms_open", _OPEN_ALARMS, severity="critical"),
+        "deleted": _total("alarms_deleted", "Cleared alarms that were deleted because of their age or number."),
+    },
     "rules": {
         "rules": _now("rules", "Rules that are evaluated."),
         "timers": _now("rule_timers", "Durations that run and times that are due."),
@@ -351,6 +358,7 @@ BROKER: Final[Mapping[str, Part]] = {
         "evaluated": _total("rule_evaluations", "Evaluations of a rule."),
         "triggered": _total("rules_triggered", "How often a rule triggered."),
         "actions": _total("rule_actions", "Actions that rules sent."),
+        "alarms": _total("alarms_raised", "Alarms that rules raised."),
         "problems": _total("rule_problems", "Problems that a rule shows, such as an Action that could not be sent."),
         "stopped": _total("rules_stopped", "Rules that were stopped because they triggered themselves."),
     },

@@ -64,6 +64,11 @@ def furnish(client: httpx.Client, kitchen: str) -> dict[str, str]:
     model = {"data": {"sources": [source]}, "type": "prediction", "parameters": parameters}
     condition = {"sdid": kitchen, "field": "intensity", "operator": ">", "operand": {"value": 80}}
     rule = {"name": "Rule", "rule": {"if": condition, "then": {"ddid": kitchen, "action": "setOn"}}}
+    ringing = {"severity": "info", "text": "Dark"}
+    made("POST", "/rules", json={"name": "Rings", "rule": {"if": {**condition, "operator": ">="}, "alarm": ringing}})
+    made("POST", "/messages", json={"sdid": kitchen, "data": {"intensity": 90}})
+    while not (alarms := client.get("/alarms").raise_for_status().json()["data"]):
+        time.sleep(0.05)
     oid = made("GET", "/developer/organizations")["organizations"][0]["id"]
     changed, deleted = [
         made("POST", f"/developer/organizations/{oid}/applications", json={"name": name, "methods": ["pkce"]})["id"]
@@ -72,6 +77,7 @@ def furnish(client: httpx.Client, kitchen: str) -> dict[str, str]:
     return {
         CHANGED: changed,
         DELETED: deleted,
+        samples.ALARM: alarms[0]["id"],
         samples.RULE: made("POST", "/rules", json=rule)["id"],
         samples.SUBSCRIPTION: subscription,
         samples.NOTIFICATION: deliveries[-1]["id"],
@@ -212,6 +218,7 @@ def dictionaries_of(world: Mapping[str, str]) -> dict[str, list[str | int]]:
         "scenes": [world[samples.SCENE]],
         "exports": [world[samples.EXPORT]],
         "rules": [world[samples.RULE]],
+        "alarms": [world[samples.ALARM]],
         "mids": [world[samples.MID]],
         "subscriptions": [world[samples.SUBSCRIPTION]],
         "notifications": [world[samples.NOTIFICATION]],
@@ -231,6 +238,7 @@ _BOUND: Final = {
     "path.modelId": "models",
     "path.exportId": "exports",
     "path.ruleId": "rules",
+    "path.alarmId": "alarms",
     "query.mid": "mids",
     "path.subscriptionId": "subscriptions",
     "path.nid": "notifications",

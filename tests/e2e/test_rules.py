@@ -10,9 +10,10 @@ from tests.e2e.rule_kills import run
 
 
 def test_no_kill_makes_a_rule_miss_or_repeat_an_action(tmp_path: Path) -> None:
-    expected, sent, applied = run(tmp_path, kills=3)
+    expected, sent, applied, expected_alarms, alarms = run(tmp_path, kills=3)
     assert sent == expected
     assert applied == expected
+    assert alarms == expected_alarms
     assert sum(expected.values()) > 10, "there was something to miss"
 
 

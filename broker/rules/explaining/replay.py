@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from broker.errors import ValidationFailed, invalid
+from broker.rules.explaining.simulated_alarms import ReplayedAlarm, SimulatedAlarms
 from broker.rules.explaining.simulation import (
     Budget,
     RuleSimulation,
@@ -40,7 +41,8 @@ class Triggered(msgspec.Struct, frozen=True):
 class Replayed(msgspec.Struct, frozen=True):
     """`triggered` counts all; `shown` has the first 100. `until_ms`: where the replay ended before its time did.
 
-    `asks_models`: conditions asked models, as they are now.
+    `asks_models`: conditions asked models, as they are now. `alarms` has the first 100 of `alarms_raised`; None: the
+    rule has no alarm.
     """
 
     messages: int
@@ -49,6 +51,8 @@ class Replayed(msgspec.Struct, frozen=True):
     shown: Sequence[Triggered]
     until_ms: Milliseconds | None
     asks_models: bool
+    alarms: Sequence[ReplayedAlarm] | None = None
+    alarms_raised: int = 0
 
 
 class Replays:
@@ -82,6 +86,7 @@ def _replayed(
     first = Position(rows[0].position - 1) if rows else tx.messages.head()
     simulation = RuleSimulation(tx, rule, first, rows[0].cts if rows else end_ms, output, budget)
     simulation.sends = True
+    alarms = simulation.alarms = None if rule.alarm is None else SimulatedAlarms(rule)
     simulation.begin_minutes(Milliseconds(start_ms - 1))
     counts = _Counts(start_ms)
     is_whole = False
@@ -92,7 +97,14 @@ def _replayed(
             raise
     until_ms = None if is_whole and len(rows) < RULE_HISTORY_ROWS else counts.at_ms
     return Replayed(
-        counts.messages, counts.evaluations, counts.triggered, counts.shown, until_ms, bool(rule.transformers)
+        counts.messages,
+        counts.evaluations,
+        counts.triggered,
+        counts.shown,
+        until_ms,
+        bool(rule.transformers),
+        None if alarms is None else alarms.shown,
+        0 if alarms is None else alarms.raised,
     )
 
 

@@ -13,12 +13,15 @@ from typing import Any, Final, TypeVar
 import msgspec
 import trio
 
+from broker.alarms.changes import ClearedBy
 from broker.errors import Conflict
 from broker.messages.decoding import flat
+from broker.rules.explaining.simulated_alarms import SimulatedAlarms
 from broker.rules.language.actions import Outgoing
 from broker.rules.language.evaluation import Explanation, Outcome, RuleMatch, Timer, TimerKey
 from broker.rules.language.rule import CompiledRule
 from broker.rules.language.values import CurrentMessage
+from broker.rules.running.alarms import place_of
 from broker.rules.running.evaluator import MINUTE, TimerHeap
 from broker.rules.running.last_values import (
     Fields,
@@ -117,6 +120,8 @@ class RuleSimulation:
         #: Whether what happens is explained, and whether it says what would be sent.
         self.explains = False
         self.sends = False
+        #: The alarms of the rule, where these are asked for.
+        self.alarms: SimulatedAlarms | None = None
         self._known: dict[DeviceKey, DeviceRecord | None] = {}
         self._values: dict[DeviceKey, Fields] = {}
         self._members: dict[tuple[UserKey, DeviceTypeKey], tuple[DeviceKey, ...]] = {}
@@ -133,7 +138,10 @@ class RuleSimulation:
         while (due := self._due.pop_due(until_ms)) is not None:
             due_ms, (_, slot) = due
             view = self._view(due_ms, None)
-            if slot == MINUTE:
+            if (place := place_of(slot)) is not None:
+                if self.alarms is not None:
+                    self.alarms.clear(place[0], due_ms, ClearedBy.TIME)
+            elif slot == MINUTE:
                 self.begin_minutes(due_ms)
                 yield self._happened(view, None, self._rule.on_minute, self._rule.explain_minute)
             else:
@@ -183,6 +191,12 @@ class RuleSimulation:
                 self._due.drop(_RULE, key)
             else:
                 self._due.set(_RULE, key, timer.due_ms)
+        if (alarms := self.alarms) is not None:
+            for slot, due_ms in self._loaded(lambda: alarms.follow(view, self.timers, outcome, row)):
+                if due_ms is None:
+                    self._due.drop(_RULE, slot)
+                else:
+                    self._due.set(_RULE, slot, due_ms)
         outgoing = self._outgoing(view, outcome.match) if self.sends and outcome.match is not None else ()
         return SimulatedEvaluation(view.now_ms, row, outcome, explanation, outgoing)
 

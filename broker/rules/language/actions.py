@@ -207,7 +207,7 @@ class ActionList(msgspec.Struct, frozen=True):
     @property
     def is_static(self) -> bool:
         """All Actions are static (reference 12.1)."""
-        return all(action.is_static for action in self.actions)
+        return bool(self.actions) and all(action.is_static for action in self.actions)
 
     @property
     def is_testable(self) -> bool:

@@ -8,6 +8,7 @@ import msgspec
 from broker.errors import REQUIRED, ValidationFailed, too_long
 from broker.nesting import NestedTooDeeplyError, check_value_nesting
 from broker.rules.language.action_parser import ActionParser
+from broker.rules.language.alarms import alarm_of
 from broker.rules.language.body_reader import INVALID_RULE, BodyReader, ResolvedNames
 from broker.rules.language.condition_parser import ConditionParser
 from broker.rules.language.rule import CompiledRule
@@ -18,7 +19,7 @@ _CONDITION_MEMBERS: Final = frozenset({"sdid", "field", "operator", "operand"})
 
 
 def compile_rule(body: object, names: ResolvedNames, *, key: int) -> CompiledRule:
-    """Make a rule of a decoded body `{"if":…,"then":…}`.
+    """Make a rule of a decoded body `{"if":…,"then":…,"alarm":…}`; one with an alarm needs no `then`.
 
     Args:
         body: the member `rule` as it was sent.
@@ -32,10 +33,15 @@ def compile_rule(body: object, names: ResolvedNames, *, key: int) -> CompiledRul
     _check_size(body)
     reader = BodyReader(names)
     conditions = ConditionParser(reader, key).conditions(_conditions(reader, body.get("if"), "rule.if"))
-    actions = ActionParser(reader).actions(_entries(reader, body.get("then"), "rule.then", RULE_ACTIONS_MAX))
+    then, has_alarm = body.get("then"), body.get("alarm") is not None
+    entries = (
+        [] if has_alarm and (then is None or then == []) else _entries(reader, then, "rule.then", RULE_ACTIONS_MAX)
+    )
+    actions = ActionParser(reader).actions(entries)
+    alarm = alarm_of(reader, body.get("alarm"), conditions)
     reader.check_matched({group.device_type for group in conditions.groups})
     reader.check()
-    return CompiledRule(key, conditions, actions)
+    return CompiledRule(key, conditions, actions, alarm)
 
 
 def _check_size(body: Mapping[object, object]) -> None:

@@ -181,6 +181,21 @@ class Conditions:
         condition = self.all[index]
         return Cause(device, condition.device_type) if condition.choice is Choice.MATCHED else _TIME
 
+    # Alarms
+
+    def hold_for(self, view: View, timers: Timers, device: DeviceKey) -> bool:
+        """Whether the conditions hold, and of the type of the first `any` for this device."""
+        cause = Cause(device, self.groups[0].device_type) if self.groups else _TIME
+        return self._match(view, timers, cause) is not None
+
+    def concerns_all(self, view: View) -> bool:
+        """Whether the cause of an evaluation may decide about other devices than its own."""
+        message = view.message
+        if message is None or len(self.groups) != 1 or self.joint or self.every:
+            return True
+        is_member = message.owner == self.owner and message.device_type == self.groups[0].device_type
+        return not is_member or message.device in self.named
+
     # Together
 
     def _outcome(self, view: View, timers: Timers, changes: dict[TimerKey, Timer | None], cause: Cause) -> Outcome:

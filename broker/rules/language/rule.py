@@ -16,6 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from broker.rules.language.actions import ActionList, Outgoing
+from broker.rules.language.alarms import RuleAlarm, subject_of
 from broker.rules.language.conditions import Choice, Condition, ModelCondition, TimeCondition
 from broker.rules.language.evaluation import (
     NO_TIMERS,
@@ -78,11 +79,13 @@ class CompiledRule:
         key: the caller's number for it, which `View.model_output` is asked with.
         conditions: its `if`.
         actions: its `then`.
+        alarm: its `alarm`.
     """
 
     key: int
     conditions: Conditions
     actions: ActionList
+    alarm: RuleAlarm | None = None
 
     # Evaluation
 
@@ -101,6 +104,24 @@ class CompiledRule:
     def outgoing(self, view: View, match: RuleMatch) -> list[Outgoing]:
         """The Actions to send, in the order of `then`. An Action that cannot be made does not stop the others."""
         return self.actions.outgoing(view, match.devices)
+
+    # The alarm
+
+    def subject(self, match: RuleMatch) -> DeviceKey:
+        """The device that the alarm of a match is about."""
+        return subject_of(self.conditions, match)
+
+    def still_holds(self, view: View, timers: Timers, subject: DeviceKey) -> bool:
+        """Whether the conditions hold now for an alarm about this device."""
+        return self.conditions.hold_for(view, timers, subject)
+
+    def concerns_all_alarms(self, view: View) -> bool:
+        """Whether the evaluation may end alarms of other devices than the message's."""
+        return self.conditions.concerns_all(view)
+
+    def explain_match(self, view: View, timers: Timers, match: RuleMatch) -> tuple[ConditionReport, ...]:
+        """Reports on the conditions of a match. `timers` are those after it."""
+        return explain(self.conditions, view, timers, Outcome(match), Cause()).conditions
 
     def next_minute(self, after_ms: Milliseconds) -> Milliseconds | None:
         """The next time, later than `after_ms`, for `on_minute` and for this question; None: never.
@@ -149,7 +170,9 @@ class CompiledRule:
     @property
     def reads(self) -> frozenset[DeviceKey]:
         """The devices that the owner needs READ on."""
-        return self.conditions.named | self.actions.reads
+        return (
+            self.conditions.named | self.actions.reads | (self.alarm.reads if self.alarm is not None else frozenset())
+        )
 
     @property
     def writes(self) -> frozenset[DeviceKey]:
@@ -160,6 +183,7 @@ class CompiledRule:
     def type_reads(self) -> frozenset[DeviceTypeKey]:
         """The types whose devices of the owner it reads."""
         types = {watch.device_type for watch in self.watches if watch.device_type is not None}
+        types |= self.alarm.type_reads if self.alarm is not None else frozenset()
         return self.actions.type_reads | types
 
     @property

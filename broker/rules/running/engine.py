@@ -9,7 +9,7 @@ that came behind it: then it goes back for this rule alone, and the state of the
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass
 from functools import partial
 from typing import Final
@@ -19,9 +19,10 @@ import structlog
 import trio
 
 from broker.accounts.permissions import Reach
+from broker.alarms.changes import carry_out
 from broker.clock import Clock
 from broker.cluster.facts import FactLog
-from broker.cluster.kinds import RULE, RULE_FAILED, publish
+from broker.cluster.kinds import ALARM_ENDED, RULE, RULE_FAILED, AlarmEnded, publish
 from broker.cluster.news import News
 from broker.facts import FactPhase, MessagesStored, Router, RuleReported
 from broker.loops import Wakeup
@@ -69,6 +70,7 @@ class EngineStatistics(msgspec.Struct, frozen=True):
     actions: int
     problems: int
     stopped: int
+    alarms: int
 
 
 @dataclass(eq=False)
@@ -85,6 +87,8 @@ class RuleEngine:
     #: Hear of the others, and publish their rows; None: no other node writes.
     _peers: FactLog | None = None
     _follower: LogFollower | None = None
+    #: Called when alarms were raised.
+    _alarms_raised: Callable[[], None] = lambda: None
 
     def __post_init__(self, news: News) -> None:
         self._held: deque[MessageRow] = deque()
@@ -104,9 +108,10 @@ class RuleEngine:
         self._bound: tuple[CommitGroup, Sequence[RunningRule]] | None = None  # the last commit, and what triggered
         self._wakeup = Wakeup()
         self._told: OrderedDict[tuple[str, str, str], int] = OrderedDict()
-        self._triggered = self._actions = self._problems = self._stopped = 0
+        self._triggered = self._actions = self._problems = self._stopped = self._raised = 0
         self._router.subscribe(MessagesStored, self._messages_stored, FactPhase.EFFECT)
         news.listen(RULE_FAILED, self._rule_failed)
+        news.listen(ALARM_ENDED, self._alarm_ended)
         if self._peers is not None:
             self._peers.refuse_with(self._changed_meanwhile)
         if self._follower is not None:
@@ -369,15 +374,17 @@ class RuleEngine:
             problem.running.failing = True
         self._triggered += len(firings)
         self._actions += batch.actions
+        alarms = found.alarms.of(self._index.has, batch.refused)
         position = max(evaluator.position, self._common)
         states, now_ms = self._states(found), self._clock.now_ms()
         self._bound = self._database.open_group, [firing.running for firing in firings]
         self._saved, self._saved_at = position, steady_ms
         self._new.clear()
 
-        def work(tx: Transaction) -> list[FiringProblem]:
+        def work(tx: Transaction) -> tuple[list[FiringProblem], int]:
             tx.messages.set_consumer_position(_CONSUMER, position)
             tx.rules.put_states(states)
+            raised = carry_out(tx, alarms)
             problems = self._sending.write(tx, batch, now_ms)
             if problems:
                 tx.rules.set_failing({problem.running.key for problem in problems})
@@ -388,10 +395,14 @@ class RuleEngine:
                 stopped = _reported(stop.running, "stopped", "rule", stop.reason, stop.at_ms)
                 if stopped is not None:
                     publish(tx, stopped)
-            return problems
+            return problems, raised
 
         # The Actions are in the store only if this node has the lease, too.
-        problems = await self._database.write_own(self._lease, work, with_rows=True)
+        problems, raised = await self._database.write_own(self._lease, work, with_rows=True)
+        evaluator.alarms_stored(alarms)
+        self._raised += raised
+        if raised:
+            self._alarms_raised()
         if batch.requests:
             self._requests.wake()
         for problem in problems:
@@ -410,6 +421,11 @@ class RuleEngine:
     def _state_of(self, running: RunningRule) -> RuleState:
         position = self._evaluator.position
         return running.state(max(running.upto, position) if running.behind is not None else None)
+
+    def _alarm_ended(self, ended: AlarmEnded, _content: None) -> None:
+        running = self._late.get(ended.rule) or self._index.get(ended.rule)
+        if running is not None:
+            self._evaluator.alarm_ended(running, (ended.device, ended.is_storm))
 
     def _rule_failed(self, failed: RuleReported, _content: None) -> None:
         """Publish this; the same problem at most once a second."""
@@ -488,6 +504,7 @@ class RuleEngine:
             actions=self._actions,
             problems=self._problems,
             stopped=self._stopped,
+            alarms=self._raised,
         )
 
 

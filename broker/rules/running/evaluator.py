@@ -16,14 +16,16 @@ import structlog
 import trio
 from msgspec.structs import replace
 
+from broker.alarms.changes import AlarmChange, ClearedBy
 from broker.changes import Changes
 from broker.devices.registry import Devices
 from broker.messages.decoding import flat
 from broker.rules.language.actions import NotSent, Outgoing, SendAction, WantValues
 from broker.rules.language.evaluation import NOTHING, Outcome, RuleMatch, TimerKey
 from broker.rules.language.values import CurrentMessage
+from broker.rules.running.alarms import AlarmChanges, RuleAlarms, due_of, judged, place_of, slot_of
 from broker.rules.running.guards import NO_CAUSES, ActionBudget, Causes, CostGuard, LoopGuard
-from broker.rules.running.index import Interest, RuleIndex, RunningRule
+from broker.rules.running.index import AlarmPlace, Interest, RuleIndex, RunningRule
 from broker.rules.running.last_values import Fields, NotLoadedError, StateView, merge_message, values_at
 from broker.rules.running.models import ConditionModels
 from broker.rules.sending.sender import Firing, FiringProblem, Stop
@@ -142,9 +144,14 @@ class PendingEffects:
     problems: list[FiringProblem]
     stops: list[Stop]
     changed: set[RuleKey]
+    alarms: AlarmChanges
 
     def __bool__(self) -> bool:
-        return bool(self.firings or self.problems or self.stops)
+        return bool(self.firings or self.problems or self.stops or self.alarms)
+
+
+def _nothing_pending() -> PendingEffects:
+    return PendingEffects([], [], [], set(), AlarmChanges())
 
 
 class Evaluator:
@@ -158,13 +165,14 @@ class Evaluator:
         self._loops = loops
         self._costs = CostGuard()
         self._budget = ActionBudget()
+        self._alarms = RuleAlarms()
         self._values: dict[DeviceKey, Fields] = {}
         self._members: dict[tuple[UserKey, DeviceTypeKey], tuple[DeviceKey, ...]] = {}
         self._members_changes = Changes()
         self.timers = TimerHeap()
         self.position = Position(0)
         self._now_ms = Milliseconds(0)  # of the last evaluation, by whatever it was caused
-        self.pending = PendingEffects([], [], [], set())
+        self.pending = _nothing_pending()
         self.evaluated = 0
 
     # The rules
@@ -177,7 +185,36 @@ class Evaluator:
         for key, timer in running.timers.items():
             if not timer.elapsed:
                 self.timers.set(running.key, key, timer.due_ms)
+        for place in running.alarms:
+            self._set_alarm(running, place)
+        self._alarms.note_open(running)
         self._set_minute(running, after_ms)
+
+    def _set_alarm(self, running: RunningRule, place: AlarmPlace) -> None:
+        """Set the timer that clears an open alarm, or drop it."""
+        last_ms = running.alarms.get(place)
+        due_ms = None if last_ms is None else due_of(running.rule, place, last_ms)
+        if due_ms is None:
+            self.timers.drop(running.key, slot_of(place))
+        else:
+            self.timers.set(running.key, slot_of(place), due_ms)
+
+    def alarm_ended(self, running: RunningRule, place: AlarmPlace) -> None:
+        """Something else than the evaluation has cleared an alarm."""
+        if running.alarms.pop(place, None) is not None:
+            self._set_alarm(running, place)
+            self._alarms.note_open(running)
+
+    def alarms_stored(self, changes: Sequence[AlarmChange]) -> None:
+        """Changes of alarms are stored."""
+        of_rules: dict[RuleKey, list[AlarmChange]] = {}
+        for one in changes:
+            of_rules.setdefault(one.rule.key, []).append(one)
+        for key, some in of_rules.items():
+            if (running := self._index.get(key)) is not None:
+                self._alarms.stored(running, some)
+                for one in some:
+                    self._set_alarm(running, (one.device, one.is_storm))
 
     def _set_minute(self, running: RunningRule, after_ms: Milliseconds) -> None:
         due_ms = running.rule.next_minute(after_ms)
@@ -197,6 +234,7 @@ class Evaluator:
                 running.timers[key] = replace(timer, since_ms=now_ms, due_ms=due_ms)
             if running.minute is not None and running.minute > now_ms:
                 running.minute = now_ms
+            running.alarms = {place: min(last_ms, now_ms) for place, last_ms in running.alarms.items()}
             if ahead or running.minute == now_ms:
                 self.pending.changed.add(running.key)
             self.schedule(running, running.minute or now_ms)
@@ -205,6 +243,7 @@ class Evaluator:
         """Forget a rule that does not run any more."""
         self.timers.drop_all_of(key)
         self._loops.forget(key)
+        self._alarms.forget(key)
 
     def forget_members(self, owner: UserKey, device_type: DeviceTypeKey) -> None:
         """A user has more or fewer devices of a type."""
@@ -215,7 +254,7 @@ class Evaluator:
         """Drop the values and the pending effects."""
         self._values.clear()
         self._members.clear()
-        self.pending = PendingEffects([], [], [], set())
+        self.pending = _nothing_pending()
 
     def go_back(self, position: Position) -> None:
         """Evaluate the messages behind this position again, for the rules that have not come so far."""
@@ -229,7 +268,7 @@ class Evaluator:
             self._values.clear()
 
     def take_pending(self) -> PendingEffects:
-        found, self.pending = self.pending, PendingEffects([], [], [], set())
+        found, self.pending = self.pending, _nothing_pending()
         return found
 
     # The log and the time
@@ -296,7 +335,7 @@ class Evaluator:
                         outcome = running.rule.on_message(view, running.timers)
                 except Exception as error:  # noqa: BLE001 - handled in `_retry`
                     outcome = await self._retry(error, running, view, partial(self._timed, running, view), NOTHING)
-                if outcome is not NOTHING and self._index.has(running):
+                if (outcome is not NOTHING or running.alarms) and self._index.has(running):
                     await self._apply(running, outcome, view, causes)
             if (running.is_costly or number % _TURN_RULES == 0) and time.perf_counter() - began > _TURN_SECONDS:
                 await trio.lowlevel.checkpoint()
@@ -312,6 +351,9 @@ class Evaluator:
                 continue
             self._now_ms = max(self._now_ms, due_ms)
             view = StateView(due_ms, None, self._values, self._members, self._models.output)
+            if (place := place_of(slot)) is not None:
+                self._alarms.clear(running, place, due_ms, ClearedBy.TIME, self.pending.alarms)
+                continue
             self.evaluated += 1
             if slot != MINUTE:
                 outcome = await self._evaluate_due(running, view, slot)
@@ -323,7 +365,7 @@ class Evaluator:
             else:
                 self._set_minute(running, Milliseconds(not_before_ms - _MINUTE_MS))
                 continue
-            if outcome is not NOTHING and self._index.has(running):
+            if (outcome is not NOTHING or running.alarms) and self._index.has(running):
                 await self._apply(running, outcome, view, NO_CAUSES)
             if time.perf_counter() - began > _TURN_SECONDS:
                 await trio.lowlevel.checkpoint()
@@ -406,13 +448,41 @@ class Evaluator:
             else:
                 self.timers.set(running.key, key, timer.due_ms)
             self.pending.changed.add(running.key)
+        fired = None
         if outcome.match is not None:
-            await self._trigger(running, outcome.match, view, causes)
+            fired = await self._trigger(running, outcome.match, view, causes)
+        if running.alarms and self._index.has(running):
+            await self._judge_alarms(running, view, fired)
 
-    async def _trigger(self, running: RunningRule, match: RuleMatch, view: StateView, causes: Causes) -> None:
+    async def _judge_alarms(self, running: RunningRule, view: StateView, fired: AlarmPlace | None) -> None:
+        """Clear the open alarms whose conditions do not hold any more. With `clearAfter`, the time clears them."""
+        device = None if fired is None or fired[1] else fired[0]
+
+        def found() -> Sequence[tuple[DeviceKey, bool]]:
+            return judged(running.rule, view, running.timers, running.alarms.keys(), device)
+
+        alarm, waits = running.rule.alarm, running.rule.alarm is not None and running.rule.alarm.clear_after is not None
+        try:
+            known = found()
+        except Exception as error:  # noqa: BLE001 - handled in `_retry`
+            known = await self._retry(error, running, view, found, ())
+        if alarm is None or not self._index.has(running):
+            return
+        for one, still_holds in known:
+            place: AlarmPlace = (one, False)
+            if waits and still_holds:
+                self._alarms.held(running, one, view.now_ms, self.pending.alarms)
+            elif not waits and not still_holds:
+                self._alarms.clear(running, place, view.now_ms, ClearedBy.CONDITION, self.pending.alarms)
+            self._set_alarm(running, place)
+
+    async def _trigger(
+        self, running: RunningRule, match: RuleMatch, view: StateView, causes: Causes
+    ) -> AlarmPlace | None:
+        """Returns the alarm that is open now."""
         if self._loops.is_loop(running.key, causes, view.now_ms):
             self._stop(running, view.now_ms, _LOOP)
-            return
+            return None
 
         def outgoing() -> Sequence[Outgoing]:
             return running.rule.outgoing(view, match)
@@ -429,6 +499,19 @@ class Evaluator:
         self.pending.changed.add(running.key)
         device = None if view.message is None else view.message.device
         self.pending.firings.append(Firing(running, view.now_ms, device, found, causes))
+        return None if running.rule.alarm is None else await self._raise_alarm(running, match, view)
+
+    async def _raise_alarm(self, running: RunningRule, match: RuleMatch, view: StateView) -> AlarmPlace | None:
+        def raised() -> AlarmPlace | None:
+            return self._alarms.fired(running, match, view, self.position, self.pending.alarms)
+
+        try:
+            place = raised()
+        except Exception as error:  # noqa: BLE001 - handled in `_retry`
+            place = await self._retry(error, running, view, raised, None)
+        if place is not None:
+            self._set_alarm(running, place)
+        return place
 
 
 def _through_guards(interest: Interest, fields: Fields) -> Iterator[RunningRule]:

@@ -7,7 +7,16 @@ rules that caused their messages. A rule that is triggered very often by message
 from collections import Counter, OrderedDict, deque
 from typing import Final
 
-from config.limits import RULE_ACTIONS_A_MINUTE, RULE_COST_SECONDS, RULE_LOOP_SECONDS, RULE_LOOP_TRIGGERS
+from config.limits import (
+    ALARMS_A_MINUTE_OF_RULE,
+    ALARMS_A_MINUTE_OF_USER,
+    ALARMS_OPEN_OF_RULE,
+    ALARMS_OPEN_OF_USER,
+    RULE_ACTIONS_A_MINUTE,
+    RULE_COST_SECONDS,
+    RULE_LOOP_SECONDS,
+    RULE_LOOP_TRIGGERS,
+)
 from storage.keys import DeviceKey, Milliseconds, RuleKey, UserKey
 
 _DEVICES_REMEMBERED: Final = 10_000
@@ -72,6 +81,46 @@ class ActionBudget:
 
     def spend(self, owner: UserKey, messages: int) -> None:
         self._sent[owner] += messages
+
+
+class AlarmGuard:
+    """Bounds the open alarms of rules and users, and how many are raised in a minute of the log."""
+
+    def __init__(self) -> None:
+        self._minute = 0
+        self._raised_of_rule: Counter[RuleKey] = Counter()
+        self._raised_of_user: Counter[UserKey] = Counter()
+        self._open: dict[RuleKey, tuple[UserKey, int]] = {}
+        self._open_of_user: Counter[UserKey] = Counter()
+
+    def note_open(self, rule: RuleKey, owner: UserKey, number: int) -> None:
+        """So many alarms of the rule are open."""
+        known = self._open.pop(rule, None)
+        if known is not None:
+            self._open_of_user[known[0]] -= known[1]
+            if not self._open_of_user[known[0]]:
+                del self._open_of_user[known[0]]
+        if number:
+            self._open[rule] = owner, number
+            self._open_of_user[owner] += number
+
+    def may_raise(self, rule: RuleKey, owner: UserKey, at_ms: Milliseconds) -> bool:
+        """Whether the rule may raise another alarm; if so, it is counted."""
+        minute = at_ms // _MINUTE_MS
+        if minute != self._minute:
+            self._minute = minute
+            self._raised_of_rule.clear()
+            self._raised_of_user.clear()
+        is_much = (
+            self._raised_of_rule[rule] >= ALARMS_A_MINUTE_OF_RULE
+            or self._raised_of_user[owner] >= ALARMS_A_MINUTE_OF_USER
+            or self._open.get(rule, (owner, 0))[1] >= ALARMS_OPEN_OF_RULE
+            or self._open_of_user[owner] >= ALARMS_OPEN_OF_USER
+        )
+        if not is_much:
+            self._raised_of_rule[rule] += 1
+            self._raised_of_user[owner] += 1
+        return not is_much
 
 
 class CostGuard:

@@ -2,19 +2,22 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
 from broker.accounts.permissions import Reach
 from broker.accounts.tokens import Caller, user_through
+from broker.alarms.changes import AlarmRule
 from broker.devices.registry import Device, Devices
 from broker.errors import DeviceNotFound
 from broker.rules.language.conditions import FixedValueCondition, Test
 from broker.rules.language.evaluation import Timer, TimerKey
 from broker.rules.language.rule import CompiledRule
+from broker.rules.language.sentences import conditions_of
 from broker.rules.language.values import Value
+from storage.alarms import OpenAlarm
 from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, Position, RuleKey, UserKey
 from storage.rules import RuleRecord, RuleState
 
@@ -36,6 +39,10 @@ class _Memory(msgspec.Struct, omit_defaults=True):
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(_Memory).decode
+
+
+#: The device of an alarm, and whether the alarm stands for more that were too many.
+AlarmPlace = tuple[DeviceKey, bool]
 
 
 @dataclass(slots=True, eq=False)
@@ -69,6 +76,11 @@ class RunningRule:
     upto: Position = Position(0)
     behind: Position | None = None
     modified_on: Milliseconds = Milliseconds(0)
+    #: The open alarms, and when the conditions of each held last. `alarm_rule`: None without an alarm in the rule.
+    alarms: dict[AlarmPlace, Milliseconds] = field(default_factory=dict)
+    alarm_rule: AlarmRule | None = None
+    #: The conditions of the body, for the sentences of alarms.
+    conditions: tuple[dict[str, Any], ...] = ()
 
     @classmethod
     def made(cls, record: RuleRecord, rule: CompiledRule, reach: Reach, state: RuleState | None) -> "RunningRule":
@@ -88,6 +100,9 @@ class RunningRule:
             upto=record.since,
             modified_on=record.modified_on,
         )
+        if rule.alarm is not None:
+            running.alarm_rule = AlarmRule(record.key, record.id, record.name, record.owner, record.application)
+            running.conditions = tuple(conditions_of(record.body))
         if state is not None:
             running.take(state)
         return running
@@ -98,6 +113,7 @@ class RunningRule:
         self.triggered, self.last_on, self.failing = state.triggered, state.last_on, state.failing
         memory = _decode(state.memory) if state.memory else _Memory(upto=self.since)
         self.timers, self.minute, self.behind = _timers(memory), memory.minute, memory.upto
+        self.alarms = {(one.device, one.is_storm): one.last_on for one in state.alarms}
 
     def follow(self, common: Position) -> None:
         """The common position is this one."""
@@ -109,7 +125,8 @@ class RunningRule:
         """The state to store. `upto`: it is behind the common position, and has come to here."""
         timers = [_Timer(*key, one.since_ms, one.due_ms, one.elapsed, one.spent) for key, one in self.timers.items()]
         memory = _encode(_Memory(timers, self.minute, upto)).decode()
-        return RuleState(self.key, self.revision, self.triggered, self.last_on, self.failing, memory)
+        alarms = tuple(OpenAlarm(*place, last_ms) for place, last_ms in self.alarms.items())
+        return RuleState(self.key, self.revision, self.triggered, self.last_on, self.failing, memory, alarms)
 
 
 def remembered(state: RuleState) -> tuple[dict[TimerKey, Timer], Milliseconds | None]:
@@ -263,7 +280,7 @@ def _interest(device: Device, rules: tuple[RunningRule, ...]) -> Interest:
 def _guard(running: RunningRule, device: DeviceKey) -> FixedValueCondition | None:
     """A condition that every match needs. None: there is none, or durations follow each message."""
     conditions = running.rule.conditions
-    if conditions.with_duration:
+    if conditions.with_duration or running.rule.alarm is not None:  # a message may clear an alarm
         return None
     for condition in conditions.alone:
         if isinstance(condition, FixedValueCondition) and condition.device == device:

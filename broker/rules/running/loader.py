@@ -14,6 +14,7 @@ import trio
 from msgspec.structs import replace
 
 from broker.accounts.permissions import Permissions, Reach
+from broker.alarms.changes import clear_all_of_rule
 from broker.clock import Clock
 from broker.cluster.kinds import RULE, RULE_COMPILED, publish
 from broker.errors import DomainError, Finding, ValidationFailed
@@ -166,6 +167,7 @@ class RuleLoader:
                 return
             text = _encode_findings(findings).decode()
             tx.rules.put(replace(record, invalidated_on=now_ms, findings=text))
+            clear_all_of_rule(tx, record.key, at_ms=now_ms)
             if letter is not None:
                 self._mails.add(tx, letter)
             tx.tell(RULE, record.key)

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from broker.accounts.permissions import Permission, Permissions
+from broker.alarms.changes import clear_all_of_rule
 from broker.clock import Clock
 from broker.device_types.catalog import DeviceType, DeviceTypes
 from broker.devices.registry import Device, Devices
@@ -28,7 +29,7 @@ from broker.rules.sending.requests import HttpContent, RequestQueue
 from broker.wanted.values import read_wanted
 from broker.wanted.wanted import Before, Wanted, Wish
 from storage.database import Database, Transaction
-from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, UserKey
+from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, RuleKey, UserKey
 from storage.rules import RuleProblem, RuleRecord
 
 TOO_MANY_MAILS: Final = "Not sent: more than 5 e-mails in a minute or 50 in a day"
@@ -72,6 +73,8 @@ class FiringBatch:
     stops: list[tuple[Stop, Letter | None]] = field(default_factory=list)
     wishes: list[tuple[Firing, str, Wish]] = field(default_factory=list)
     actions: int = 0
+    #: The rules that may not read their sources any more.
+    refused: set[RuleKey] = field(default_factory=set)
 
 
 class Addressees(msgspec.Struct, frozen=True):
@@ -137,6 +140,7 @@ class RuleSender:
         for firing in firings:
             if reads and (missing := _missing_read(firing, known)) is not None:
                 batch.problems.append(_problem(firing, "rule.if", missing))
+                batch.refused.add(firing.running.key)
                 continue
             for one in firing.outgoing:
                 try:
@@ -211,6 +215,7 @@ class RuleSender:
         tx.rules.note_problems([RuleProblem(*one, last[one], last[one], times) for one, times in counted.items()])
         for stop, stop_letter in batch.stops:
             tx.rules.stop(stop.running.key, stop.at_ms, stop.reason)
+            clear_all_of_rule(tx, stop.running.key, at_ms=stop.at_ms)
             if stop_letter is not None:
                 self._mails.add(tx, stop_letter)
         return problems

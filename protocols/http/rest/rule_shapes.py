@@ -8,6 +8,7 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 from broker.errors import Finding
 from broker.names import name_problem
 from broker.rules.explaining.replay import Replayed, Triggered
+from broker.rules.explaining.simulated_alarms import ReplayedAlarm
 from broker.rules.explaining.status import RuleStatus, RunState
 from broker.rules.explaining.why import ConditionWhy, Why
 from broker.rules.language.actions import CallHttp, Outgoing, SendAction, SendMail, WantValues
@@ -57,7 +58,7 @@ _Description = Annotated[str, Meta(max_length=RULE_DESCRIPTION_MAX_CHARACTERS, d
 _Scope = Annotated[
     Literal["allApplications", "thisApplication"], about("Which applications of the user see the whole rule")
 ]
-_Body = Annotated[Raw, about("`if` and `then`; at most 16 KiB", type="object", example=BODY)]
+_Body = Annotated[Raw, about("`if`, `then` and `alarm`; at most 16 KiB", type="object", example=BODY)]
 _Field = Annotated[str, about("A place in the rule", example="rule.if.and.0.sdid")]
 
 
@@ -288,6 +289,17 @@ class _TriggeredObject(Shape):
     mid: Annotated[Id, about("The message; absent when the time was the cause")] | UnsetType = UNSET
 
 
+class _ReplayedAlarmObject(Shape, kw_only=True):
+    raised_on: Timestamp
+    text: str
+    count: Annotated[Amount, about("How often the rule would have triggered while it was open")]
+    did: Annotated[Id, about("The device that it is about; absent without one")] | UnsetType = UNSET
+    mid: Annotated[Id, about("The message; absent when the time was the cause")] | UnsetType = UNSET
+    cleared_on: Annotated[int, time_ms("Absent: it would be open at the end")] | UnsetType = UNSET
+    cleared_by: Annotated[str, about("`condition` or `time`")] | UnsetType = UNSET
+    duration_ms: Annotated[Amount, about("From raised to cleared, in milliseconds")] | UnsetType = UNSET
+
+
 class ReplayObject(Shape):
     shape = "RuleReplay"
     example = {
@@ -310,6 +322,10 @@ class ReplayObject(Shape):
     triggers: Annotated[list[_TriggeredObject], about("The first 100")]
     is_complete: bool
     until: Annotated[int, time_ms("Where the replay ended, if it is not complete")] | UnsetType = UNSET
+    alarms_raised: Annotated[Amount, about("Absent from a rule without an alarm")] | UnsetType = UNSET
+    alarms: (
+        Annotated[list[_ReplayedAlarmObject], about("The alarms that there would have been: the first 100")] | UnsetType
+    ) = UNSET
     models_as_of_now: (
         Annotated[bool, about("true: conditions asked models, as they are now and not as they were then")] | UnsetType
     ) = UNSET
@@ -401,7 +417,22 @@ def replay_object(replayed: Replayed, mids: dict[int, str], devices: dict[int, s
         triggers=[_triggered(one, mids, devices) for one in replayed.shown],
         is_complete=replayed.until_ms is None,
         until=absent_if_none(replayed.until_ms),
+        alarms_raised=UNSET if replayed.alarms is None else replayed.alarms_raised,
+        alarms=UNSET if replayed.alarms is None else [_replayed_alarm(one, mids, devices) for one in replayed.alarms],
         models_as_of_now=replayed.asks_models or UNSET,
+    )
+
+
+def _replayed_alarm(one: ReplayedAlarm, mids: dict[int, str], devices: dict[int, str]) -> _ReplayedAlarmObject:
+    return _ReplayedAlarmObject(
+        raised_on=one.raised_on,
+        text=one.text,
+        count=one.count,
+        did=devices.get(one.device) or UNSET,
+        mid=UNSET if one.row is None else mids[one.row.position],
+        cleared_on=absent_if_none(one.cleared_on),
+        cleared_by=one.cleared_by or UNSET,
+        duration_ms=UNSET if one.cleared_on is None else one.cleared_on - one.raised_on,
     )
 
 

@@ -357,7 +357,8 @@ class RuleCalls(RestCalls):
         tokens=USER_OR_APPLICATION,
         on=_shown,
         summary="Try a rule on what has happened",
-        about="What the rule would have sent. Nothing is sent. Needs READ on the sources. Reads at most 10,000 "
+        about="What the rule would have sent, and which alarms there would have been. "
+        "Nothing is sent. Needs READ on the sources. Reads at most 10,000 "
         "messages; a rule that is not enabled can be tried, too. Models are asked as they are now.",
         refusals={409: _CANNOT_SIMULATE},
     )
@@ -390,7 +391,9 @@ class RuleCalls(RestCalls):
             for one in triggered.outgoing
             if isinstance(one, SendAction | WantValues)
         ]
-        devices: dict[int, str] = {one.device: await self._devices.id_of(one.device) or "" for one in sent}
-        rows = (triggered.row for triggered in replayed.shown if triggered.row is not None)
+        keys = {one.device for one in (*sent, *(replayed.alarms or ()))}
+        devices: dict[int, str] = {key: await self._devices.id_of(key) or "" for key in keys if key}
+        of_alarms = [one.row for one in replayed.alarms or ()]
+        rows = (row for row in (*(one.row for one in replayed.shown), *of_alarms) if row is not None)
         mids: dict[int, str] = {row.position: self._mids.mid(row.position) for row in rows}
         return Data(replay_object(replayed, mids, devices))

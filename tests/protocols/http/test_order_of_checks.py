@@ -14,6 +14,7 @@ import pytest
 import trio
 
 from broker.accounts.tokens import Caller
+from broker.alarms.changes import AlarmChange, AlarmRule, Change, carry_out
 from broker.device_management.requests import TaskRequest
 from broker.device_management.states import TaskStatus
 from broker.export.requests import ExportRequest
@@ -30,6 +31,7 @@ from broker.trials.trials import NewTrial
 from config.settings import Discover, Limits, Mqtt, Settings, TrialSettings
 from protocols.http.answers import REST_ROOT
 from protocols.http.application import build_app
+from storage.alarms import AlarmFilter
 from storage.database import Transaction
 from storage.deliveries import NotificationRecord
 from storage.keys import ApplicationKey, Milliseconds, OrganizationKey, UserKey
@@ -101,6 +103,9 @@ GET /devices/{device}/lwm2m -
 GET /devices/{device}/wanted -
 PUT /devices/{device}/wanted 400
 DELETE /devices/{device}/wanted -
+GET /alarms/{alarm} -
+PUT /alarms/{alarm} 400
+GET /alarms/{alarm}/explain -
 GET /devices/{device}/quota -
 POST /devices/{device}/shares 400
 GET /devices/{device}/shares 4001
@@ -316,6 +321,7 @@ async def named(services: Services, world: World) -> dict[str, Named]:
             ID, await a_task(services, FOREIGN_TYPE, FOREIGN_DEVICE), await a_task(services, LIGHT_TYPE, KITCHEN)
         ),
         "rule": Named(ID, *[await a_rule(services, *whose) for whose in ((bob, BOB, BOBS), (ada, ADA, KITCHEN))]),
+        "alarm": Named(ID, *[await an_alarm(services, *whose) for whose in ((bob, BOB, BOBS), (ada, ADA, KITCHEN))]),
         "model": Named(ID, await a_model(services, bob, BOBS), await a_model(services, ada, KITCHEN)),
         "scene": Named(ID, await a_scene(services, bob, BOBS), await a_scene(services, ada, KITCHEN)),
         **await trials(services, world),
@@ -386,6 +392,17 @@ async def a_rule(services: Services, caller: Caller, user: str, device: str) -> 
     owner = await services.accounts.users.find(user)
     rule = await services.rules.rulebook.create(caller, owner, NewRule("Rule", json.dumps(body).encode()))
     return rule.id
+
+
+async def an_alarm(services: Services, caller: Caller, user: str, device: str) -> str:
+    """One of a rule, which the time raised."""
+    rule = await services.rules.rulebook.find(await a_rule(services, caller, user, device))
+    found = await services.devices.registry.find(device)
+    of_rule = AlarmRule(rule.key, rule.id, rule.name, rule.owner, rule.application)
+    change = AlarmChange(of_rule, Change.RAISED, found.key, False, NOW_MS, NOW_MS, 1, "info", "Alarm")
+    await services.core.database.write(lambda tx: carry_out(tx, [change]))
+    (alarm,) = (await services.alarms.alarms.page(AlarmFilter(rule.owner), offset=0, count=1))[0]
+    return alarm.id
 
 
 async def a_subscription(services: Services, caller: Caller) -> Subscription:

@@ -156,6 +156,10 @@ GET /subscriptions/{}/deliveries
 POST /subscriptions/{}/deliveries/replay
 GET /notifications/{}/messages
 POST /rules
+GET /alarms
+GET /alarms/{}
+PUT /alarms/{}
+GET /alarms/{}/explain
 GET /rules
 GET /rules/{}
 PUT /rules/{}
