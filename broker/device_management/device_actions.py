@@ -64,6 +64,8 @@ _DEVICES_SHOWN: Final = 2_000
 _ATTEMPTS: Final = 3  # of a Write to a device that sleeps again before it answers
 #: A device that registers again has its properties read before its Actions go on.
 _AGAIN_SECONDS: Final = 300
+#: A node looks so often whether a device has registered with another one, which has what waits for it then.
+_LOOK_SECONDS: Final = 20.0
 _CONSUMER: Final = "lwm2m actions"
 _SAVE_SECONDS: Final = 5.0
 _ROW_BYTES: Final = 100
@@ -459,18 +461,28 @@ class DeviceActions:
 
     async def _session(self, device: DeviceKey) -> ManagedSession | None:
         """The registration of the device after its first steps; the next one, when it has ended a moment ago. None:
-        there is none."""
+        there is none. Raises _TakenOverError."""
         while (found := self._sessions.get(device)) is None or found.is_over:
             is_coming = device in self._not_back or device in self._registered
             event = self._changed.setdefault(device, trio.Event())
             try:
                 with trio.move_on_after(inf if is_coming else _AGAIN_SECONDS) as waited:
-                    await event.wait()
+                    await self._set_here(device, event)
             finally:
                 self._changed.pop(device, None)
             if waited.cancelled_caught:
                 return None
         return found
+
+    async def _set_here(self, device: DeviceKey, event: trio.Event) -> None:
+        """Wait for the event. Raises _TakenOverError: another node has the device."""
+        while not event.is_set():
+            with trio.move_on_after(inf if self._shared is None else _LOOK_SECONDS):
+                await event.wait()
+                return
+            with suppress(StoreError):
+                if self._shared is not None and await self._shared.is_elsewhere(device):
+                    raise _TakenOverError
 
     def _shown(self, waiting: _Waiting, problem: str | None) -> ShownAction:
         state = ActionState.DONE if problem is None else ActionState.FAILED

@@ -189,6 +189,15 @@ class SharedRegistrations:
         node, number = self._node, self._number_of(device)
         return lambda tx: tx.lwm2m.is_held(device, node, number)
 
+    async def is_elsewhere(self, device: DeviceKey) -> bool:
+        """Whether the device has registered with another node since. Raises StoreError."""
+        current, node = self._current.get(device), self._node
+        if current is None or current.work is not None:  # it registers here now
+            return False
+        number = current.number
+        is_of = await self._database.read(lambda tx: tx.lwm2m.is_of(device, node, number))
+        return not is_of and self._current.get(device) is current
+
     def _number_of(self, device: DeviceKey) -> int:
         current = self._current.get(device)
         return 0 if current is None else current.number

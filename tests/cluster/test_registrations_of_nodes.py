@@ -106,6 +106,22 @@ async def test_the_actions_that_wait_go_with_the_device() -> None:
         assert (begun.is_known, rows(begun)) == (True, [])
 
 
+async def test_a_node_that_looks_knows_that_another_one_has_the_device() -> None:
+    """What waits for it there stays in memory no longer."""
+    clock = FakeClock(NOW_MS)
+    async with parts_of_a_cluster(2, follow=False) as parts:
+        a, b = (Registrar(part, clock.clock) for part in parts)
+        assert not await a.shared.is_elsewhere(DEVICE)
+        session, _ = await a.register()
+        a.shared.end(session)
+        await a.settled()
+        assert not await a.shared.is_elsewhere(DEVICE)
+        await b.register()
+        assert (await a.shared.is_elsewhere(DEVICE), await b.shared.is_elsewhere(DEVICE)) == (True, False)
+        a.shared.begin(FakeSession(make_device(DEVICE)))
+        assert not await a.shared.is_elsewhere(DEVICE)  # its row is under way
+
+
 async def test_an_action_that_comes_without_a_registration_goes_to_none() -> None:
     clock = FakeClock(NOW_MS)
     async with parts_of_a_cluster(2, follow=False) as parts:

@@ -9,6 +9,7 @@ import trio
 from msgspec.structs import replace
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from broker.device_management import device_actions
 from broker.device_management.device_actions import ActionState
 from broker.devices.inventory import device_fact
 from broker.errors import ValidationFailed
@@ -18,7 +19,8 @@ from config.limits import LWM2M_ACTIONS_WAITING
 from config.settings import Address, Lwm2m, Settings
 from storage.database import Transaction
 from storage.engines.sqlite import SqliteEngine
-from storage.keys import Position
+from storage.keys import DeviceKey, Position
+from storage.sql import StoreError
 from tests.broker.device_management.devices import FakeSession, Fleet, mock_time
 from tests.builders import ServicesOpener
 from tests.factories import LIGHT_TYPE, build_world
@@ -430,3 +432,23 @@ async def test_that_a_kill_left_without_rows_are_found(listening: ServicesOpener
         session = await fleet.register(fleet.devices[0])
         assert await ends.wait(1) == ["DeviceActionDelivered"]
         assert session.done == ["E /3/0/4"]
+
+
+async def test_a_node_whose_device_has_gone_to_another_one_waits_no_longer(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = []
+
+    class Registrations:
+        async def is_elsewhere(self, device: DeviceKey) -> bool:
+            looked.append(device)
+            if len(looked) == 1:
+                raise StoreError("the database is away")
+            return len(looked) > 2
+
+    monkeypatch.setattr(device_actions, "_LOOK_SECONDS", 0)
+    monkeypatch.setattr(fleet.management.actions, "_shared", Registrations())
+    key = fleet.devices[0].key
+    with pytest.raises(device_actions._TakenOverError), trio.fail_after(10):
+        await fleet.management.actions._session(key)
+    assert looked == [key] * 3
