@@ -10,6 +10,8 @@ import trio
 from broker.accounts.provider_port import Providers
 from broker.accounts.room import AccountsRoom, open_accounts
 from broker.alarms.room import AlarmsRoom, open_alarms
+from broker.assistants.room import open_assistants
+from broker.assistants.tool_calls import ToolCalls
 from broker.clock import Clock
 from broker.cluster.facts import FactLog
 from broker.cluster.leases import LeaseName, Leases
@@ -98,6 +100,7 @@ class Services(msgspec.Struct, frozen=True):
     leaving: LeavingRoom
     provisioning: Provisioning
     operating: OperatingRoom
+    assistants: ToolCalls
 
 
 @asynccontextmanager
@@ -286,4 +289,5 @@ async def _open_rooms(
         leaving=leaving,
         provisioning=provisioning,
         operating=await open_operating(core, accounts, device_types, subscriptions),
+        assistants=await open_assistants(core),
     )

@@ -347,6 +347,12 @@ class Metrics(_Table, frozen=True):
         return tuple(map(ip_network, self.allow))
 
 
+class Mcp(_Table, frozen=True):
+    """Assistants at /mcp, within the rights of their token: none, or ones that read, or that also send Actions."""
+
+    tools: Literal["off", "read", "act"] = "off"
+
+
 class Audit(_Table, frozen=True):
     """How long the audit log is kept, and how many entries."""
 
@@ -423,6 +429,7 @@ class Settings(_Table, frozen=True):
     connectors: ConnectorSettings = ConnectorSettings()
     payments: PaymentSettings = PaymentSettings()
     outbound: Outbound = Outbound()
+    mcp: Mcp = Mcp()
     log: Log = Log()
     audit: Audit = Audit()
     alarms: AlarmSettings = AlarmSettings()

@@ -91,3 +91,4 @@ class AuditEvent(StrEnum):
     ALARM_CLEARED = "alarm_cleared"
     PROVISIONED = "provisioned"
     COMMAND = "command"
+    TOOL_CALLED = "tool_called"

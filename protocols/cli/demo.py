@@ -28,6 +28,7 @@ from config.settings import (
     Http,
     Log,
     Lwm2m,
+    Mcp,
     Mqtt,
     Outbound,
     Settings,
@@ -138,6 +139,7 @@ def demo(
         lwm2m=Lwm2m(dtls_bind=Address(_HOST, _port(ctx, "lwm2m_port", lwm2m_port, socket.SOCK_DGRAM))),
         outbound=Outbound(allow_private_addresses=True),  # for callbacks on this machine
         console=ConsoleSettings(operators=(_ADMINISTRATOR,)),
+        mcp=Mcp("act"),
         log=Log(level="warning"),
         storage=Storage(url=store),
     )
@@ -450,6 +452,7 @@ def _introduction(
         *about_nodes,
         *offering,
         f"  Devices   simulated: {simulated}; yours to try: {own}",
+        f"  Assistant trunkline mcp --url http://{http}, with the TOKEN below: http://{http}/docs/assistants",
         f"  State     {settings.state_dir}",
         "",
         "Paste these lines into another terminal: variables for all examples, then send, read, and publish over MQTT.",

@@ -49,6 +49,9 @@ allow_private_addresses = true
 [console]
 operators = [{operator}]
 
+[mcp]
+tools = "act"
+
 [log]
 level = "warning"
 

@@ -70,6 +70,10 @@ def build_app(services: Services, *, is_secure: bool = False, vitals: Vitals | N
     browsers = install_accounts(app, services, site.accounts, (lambda: site.origin) if is_secure else str)
     if not is_secure:  # that listener is for devices with certificates
         app.register_blueprint(hooks_blueprint(services, app.extensions[_ALLOWANCES]))
+        if settings.mcp.tools != "off":
+            from protocols.http.mcp.serving import mcp_blueprint  # noqa: PLC0415 - most daemons do not need it
+
+            app.register_blueprint(mcp_blueprint(services, dispatcher.fast, guard))
         app.register_blueprint(console_blueprint(services.accounts, browsers, site, settings, services.found))
     app.register_blueprint(docs_blueprint(site))
     app.register_blueprint(health_blueprint(vitals or Vitals(services.core)))

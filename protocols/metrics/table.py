@@ -178,6 +178,11 @@ BROKER: Final[Mapping[str, Part]] = {
         "waiting": _now("home_assistant_waiting", "Devices and messages that wait to be shown in Home Assistant."),
         "actions": _total("home_assistant_actions", "Actions that came from Home Assistant."),
     },
+    "tools of assistants": {
+        "calls": _total("tool_calls", "Calls of tools by assistants."),
+        "refused": _total("tool_calls_refused", "Calls of tools that were refused."),
+        "parts": _total("tool_answers_cut", "Answers of tools that were a part."),
+    },
     "found devices": {
         "clients": _now("found_clients", "MQTT clients whose announcements are read."),
         "found": _now("found_devices", "Devices that MQTT clients announce."),

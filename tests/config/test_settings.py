@@ -143,6 +143,7 @@ _VARIABLES = [
     ("STORAGE_DAY_ROLLUP_DAYS", "33", "storage.day_rollup_days", 33),
     ("SUBSCRIPTIONS_PAYLOAD", "notification", "subscriptions.payload", "notification"),
     ("CONNECTORS_PULL_MINUTES", "5", "connectors.pull_minutes", 5),
+    ("MCP_TOOLS", "read", "mcp.tools", "read"),
     ("AUDIT_KEEP_DAYS", "30", "audit.keep_days", 30),
     ("AUDIT_KEEP_ENTRIES", "5000", "audit.keep_entries", 5000),
     ("SUBSCRIPTIONS_BATCH_SECONDS", "2", "subscriptions.batch_seconds", 2),

@@ -31,6 +31,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "devices",
         "topics-and-hooks",
         "applications",
+        "assistants",
         "people",
         "manifests",
         "rules-scenes-models",

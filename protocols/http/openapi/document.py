@@ -24,7 +24,7 @@ _OVERVIEW: Final = files("protocols.http.openapi").joinpath("overview.md").read_
 
 _LICENSE: Final = {"name": "Apache License 2.0", "identifier": "Apache-2.0"}
 #: Names in the paths of several nouns (reference 1.1 and 2): the type and an example of each.
-_PATH_NAMES: Final[dict[str, tuple[Any, str]]] = {
+PATH_NAMES: Final[dict[str, tuple[Any, str]]] = {
     "uid": (Annotated[str, text("A user id, or self with a user token", pattern="^(self|[0-9a-f]{32})$")], "self"),
     "aid": (Annotated[Id, about("An application")], samples.AID),
     "did": (Annotated[Id, about("A device")], samples.DID),
@@ -75,7 +75,7 @@ class _Document:
         #: The refusals that many calls have, by the names of their components.
         self._usual: dict[str, dict[str, Any]] = {}
         self._path_names = {
-            call.path: {**_PATH_NAMES, **noun.path_names} for noun in nouns for call in noun.declared() if call.names
+            call.path: {**PATH_NAMES, **noun.path_names} for noun in nouns for call in noun.declared() if call.names
         }
 
     def described(self, server_url: str) -> dict[str, Any]:

@@ -45,6 +45,7 @@ def test_the_help_and_the_clients_of_a_daemon_import_no_server() -> None:
         "history",
         "export",
         "receive",
+        "mcp",
         "simulate",
         "statistics",
         "type",
