@@ -242,7 +242,7 @@ async def _open_rooms(
         core, mail, accounts, device_types, devices, messages, rule_requests, models, reason, wanted
     )
     subscriptions = await open_subscriptions(core, mail, accounts, device_types, devices, messages, callbacks, streams)
-    found = await open_found(core, device_types, devices, messages, topics)
+    found = await open_found(core, device_types, devices, messages, device_sessions, topics)
     home_assistant = await open_home_assistant(core, devices, messages, topics, found)
     topic_devices = await open_topic_devices(core, device_types, devices, limits, messages, topics)
     leaving = await open_leaving(core, mail, accounts, devices, messages, export)

@@ -44,6 +44,7 @@ from storage.fair_places import FairPlaces
 from storage.files import FileStore
 from storage.firmware import FirmwareStore
 from storage.found import FoundStore
+from storage.homes import HomeStore
 from storage.keys import Position, Ticket
 from storage.labels import LabelStore
 from storage.leases import HeldLease, Holder, LeaseStore
@@ -190,6 +191,7 @@ class Transaction:
         self.mqtt_sessions = MqttSessionStore(connection)
         self.mqtt_topics = MqttTopicStore(connection)
         self.found = FoundStore(connection)
+        self.homes = HomeStore(connection)
         self.mqtt_wills = MqttWillStore(connection)
         self.provision_marks = ProvisionMarkStore(connection)
         self.registrations = RegistrationStore(connection)

@@ -18,6 +18,7 @@ _TAKES_OUT: Final = {"clear", "difference_update", "discard", "pop", "popitem", 
 #: Class, method and attributes, by the reason.
 PLACES: Final[Mapping[str, tuple[str, ...]]] = {
     "One task runs it, and nobody else writes the attribute": (
+        "FoundCommands.resume _has_resumed",
         "MqttExchange.prepare _unready",
         "Turn.pause _ends",
         "FactLog.follow_forever _told_messages_only",
@@ -93,6 +94,7 @@ PLACES: Final[Mapping[str, tuple[str, ...]]] = {
         "_Places.one _users",
     ),
     "Looked at again after the wait, and nothing is awaited from there to the write": (
+        "HomeAnnouncer._withdraw_former _former",
         "DeviceActions.save _saved",
         "DeviceFinder._look_up _clients",
         "DeviceWork._update _updates",

@@ -6,7 +6,7 @@ the turn in which it comes, so the client's acknowledgement follows the message'
 """
 
 import hashlib
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -37,6 +37,7 @@ from broker.errors import (
 )
 from broker.facts import ActionStored, DeviceDeleted, DeviceHandedOver, FactPhase, Router
 from broker.found.announcements import Announced, Announcement, is_announcement, read_announcement
+from broker.found.commands import Command, FoundCommands
 from broker.found.definitions import (
     AvailabilityTopic,
     FieldReading,
@@ -47,6 +48,7 @@ from broker.found.definitions import (
 )
 from broker.found.templates import Template
 from broker.ids import new_id
+from broker.limits.overhead import Pace
 from broker.loops import Wakeup
 from broker.messages.ingest import Ingest
 from broker.threads import run_in_thread
@@ -72,7 +74,9 @@ from storage.sql import StoreError
 FOUND, ACCEPTED, IGNORED = "FOUND", "ACCEPTED", "IGNORED"
 NO_ORGANIZATION: Final = "A device type belongs to an organization: be an administrator or developer of one"
 _NOTHING: Final = "Nothing of it can be taken over"
-_SERVICE: Final = DeviceKey(-2)
+_UNFIT: Final = "its parameters do not fit"
+#: Parts of templates that take the time of one frame of overhead.
+_PARTS_OF_A_FRAME: Final = 25
 #: How often clients that the settings name are looked up.
 _CLIENTS_SECONDS: Final = 60.0
 _RETRY_SECONDS: Final = 5.0
@@ -117,8 +121,24 @@ class _Client:
     owner: UserKey
     prefix: str
     found: dict[str, FoundDevice] = field(default_factory=dict)  # by identity
-    jobs: deque[tuple[Callable[[], Any], int]] = field(default_factory=deque)
+    jobs: OrderedDict[object, tuple[Callable[[], Any], int]] = field(default_factory=OrderedDict)  # by the subject
     waiting_bytes: int = 0
+    room: trio.Event = field(default_factory=trio.Event)  # set, and replaced, when a job has ended
+
+    def has_room(self, subject: object, size: int) -> bool:
+        known = self.jobs.get(subject)
+        if not self.jobs:
+            return True
+        held = self.waiting_bytes + size - (0 if known is None else known[1])
+        return held <= FOUND_WAITING_BYTES and (known is not None or len(self.jobs) < FOUND_WAITING)
+
+    def ended(self, subject: object, job: tuple[Callable[[], Any], int]) -> None:
+        """A job is done, unless a newer one about its subject came meanwhile."""
+        if self.jobs.get(subject) is job:
+            del self.jobs[subject]
+            self.waiting_bytes -= job[1]
+        room, self.room = self.room, trio.Event()
+        room.set()
 
 
 class DeviceFinder:
@@ -138,7 +158,9 @@ class DeviceFinder:
         clock: Clock,
         refusals: Refusals,
         wanted: Iterable[Discover],
+        commands: FoundCommands,
     ) -> None:
+        self.commands = commands
         self._database = database
         self._space = space
         self._devices = devices
@@ -288,7 +310,20 @@ class DeviceFinder:
 
     # --- Messages of clients ---
 
-    def hear(self, message: TopicMessage, source: DeviceKey, owner: UserKey) -> bool:
+    def is_ready(self, topic: bytes, payload: bytes, source: DeviceKey, _owner: UserKey) -> bool:
+        """See `Preparer`: whether there is room for an announcement."""
+        client = self._clients.get(source)
+        if client is None or client.has_room(text := topic.decode(errors="replace"), len(payload)):
+            return True
+        return not is_announcement(client.prefix, text)
+
+    async def make_ready(self, topic: bytes, payload: bytes, source: DeviceKey, owner: UserKey) -> bool:
+        """See `Preparer`: the client waits until others of its announcements are read."""
+        while not self.is_ready(topic, payload, source, owner):
+            await self._clients[source].room.wait()
+        return True
+
+    def hear(self, message: TopicMessage, source: DeviceKey, owner: UserKey, pace: Pace) -> bool:
         """See `Hearer`. Everybody else gets these messages, too. Raises TooManyAnnouncements."""
         client = self._clients.get(source)
         if client is None or client.owner != owner:
@@ -296,21 +331,24 @@ class DeviceFinder:
         if (known := self._readings.get(message.topic)) is not None:
             for made, by, readings in known:
                 if by == source:
+                    pace.spend(sum(one.cost for one in readings) // _PARTS_OF_A_FRAME)
                     self._take_state(client, made, readings, message.payload)
         if (tellers := self._availability.get(message.topic)) is not None:
             mine = [(made, availability) for made, by, availability in tellers if by == source]
+            templates = {one.template for _, one in mine if one.template is not None}
+            pace.spend(sum(one.cost for one in templates) // _PARTS_OF_A_FRAME)
             self._take_availability(client, mine, message.payload)
         topic = message.topic.decode(errors="replace")
         if is_announcement(client.prefix, topic):
-            self._add(client, partial(self._announced, client, topic, message.payload), len(message.payload))
+            if not client.has_room(topic, len(message.payload)):
+                raise TooManyAnnouncements
+            self._add(client, topic, partial(self._announced, client, topic, message.payload), len(message.payload))
         return False
 
-    def _add(self, client: _Client, job: Callable[[], Any], size: int) -> None:
-        """Raises TooManyAnnouncements."""
-        if len(client.jobs) >= FOUND_WAITING or client.waiting_bytes + size > FOUND_WAITING_BYTES:
-            raise TooManyAnnouncements
-        client.jobs.append((job, size))
-        client.waiting_bytes += size
+    def _add(self, client: _Client, subject: object, job: Callable[[], Any], size: int) -> None:
+        """Do a job later, in the place of one about the same subject that waits."""
+        client.waiting_bytes += size - client.jobs.get(subject, (None, 0))[1]
+        client.jobs[subject] = (job, size)
         self._wakeup.set()
 
     def _take_state(self, client: _Client, made: DeviceKey, readings: Iterable[FieldReading], payload: bytes) -> None:
@@ -332,14 +370,14 @@ class DeviceFinder:
         self, client: _Client, tellers: Iterable[tuple[DeviceKey, AvailabilityTopic]], payload: bytes
     ) -> None:
         """Each template is rendered once: all devices of a client may have the same one."""
-        with suppress(ValidationFailed, TooManyAnnouncements):
+        with suppress(ValidationFailed):
             state, texts = PublishedState(payload), dict[Template | None, str | None]()
             for made, one in tellers:
                 if one.template not in texts:
                     texts[one.template] = state.rendered(one.template)
                 if (text := texts[one.template]) in {one.available, one.not_available}:
                     status = "online" if text == one.available else "offline"
-                    self._add(client, partial(self._set_status, made, status), 0)
+                    self._add(client, made, partial(self._set_status, made, status), 0)
 
     async def _set_status(self, made: DeviceKey, status: str) -> None:
         if made in self._accepted:
@@ -347,23 +385,34 @@ class DeviceFinder:
 
     def _action_stored(self, fact: ActionStored) -> None:
         """Publish what an Action to a device is for its client, at the command topic."""
-        accepted = self._accepted.get(fact.destination)
-        if accepted is None or not fact.is_sent:
+        if not self._clients:
             return
+        self.commands.saw(fact.action.position)
+        if fact.is_sent and fact.destination in self._accepted:
+            self.commands.put(fact.action.position, self._commands_of(fact.destination, fact.action.data))
+
+    def _commands_of(self, made: DeviceKey, data: str) -> list[Command]:
+        """What an Action message is for the client of a device; the device knows of what it is not."""
+        accepted, device = self._accepted.get(made), self._ready.get(made)
+        if accepted is None or device is None:
+            return []
         client, found = accepted
-        device = self._ready.get(fact.destination)
-        if device is None or device.owner != client.owner or client.device.owner != client.owner:
-            return
-        for call in msgspec.json.decode(fact.action.data).get("actions", ()):
+        if device.owner != client.owner or client.device.owner != client.owner:
+            return []
+        commands = list[Command]()
+        for call in msgspec.json.decode(data).get("actions", ()):
             name, parameters = str(call.get("name")), call.get("parameters")
             setting = found.definition.settings.get(name)
             payload = None if setting is None else setting.payload(parameters if isinstance(parameters, dict) else {})
             if setting is None or payload is None:
-                reason = "its client has no such command" if setting is None else "its parameters do not fit"
-                self._ingest.refused.note(device, Conflict(f"Action {name[:64]} was not passed on: {reason}"))
+                self._not_passed_on(device, name, "its client has no such command" if setting is None else _UNFIT)
                 continue
-            message = TopicMessage(setting.topic.encode(), payload.encode(), 1, False, b"", None)
-            self._space.publish(message, _SERVICE, client.owner, audience=frozenset({client.owner}))
+            lost = partial(self._not_passed_on, device, name, "its client is away")
+            commands.append(Command(setting.topic.encode(), payload.encode(), client.device.key, client.owner, lost))
+        return commands
+
+    def _not_passed_on(self, device: Device, name: str, reason: str) -> None:
+        self._ingest.refused.note(device, Conflict(f"Action {name[:64]} was not passed on: {reason}"))
 
     def _device_gone(self, fact: DeviceDeleted | DeviceHandedOver) -> None:
         accepted = self._accepted.get(fact.device)
@@ -437,17 +486,16 @@ class DeviceFinder:
             await self._look_up()
         for client in list(self._clients.values()):
             if client.jobs:
-                job, size = client.jobs[0]
+                subject, job = next(iter(client.jobs.items()))
                 try:
-                    await job()
+                    await job[0]()
                 except DomainError as error:
                     self._refuse(client, error)
                 except StoreError:
                     raise
                 except Exception:  # noqa: BLE001 - what one client announces must not end the service
                     _log.exception("announcement_failed", device=client.device.id)
-                client.jobs.popleft()
-                client.waiting_bytes -= size
+                client.ended(subject, job)
             await trio.lowlevel.checkpoint()
         return any(client.jobs for client in self._clients.values())
 
@@ -487,16 +535,23 @@ class DeviceFinder:
                     ready[device.key] = device
         if wanted is not self._wanted:  # the next step looks again
             return
-        self._due_at = trio.current_time() + _CLIENTS_SECONDS
+        for former in self._clients.values():
+            if clients.get(former.device.key) is not former:
+                former.room.set()  # nothing waits for it any more
         self._clients = clients
         self._ready |= ready
         self._index()
-        for client in new:  # what was announced before the setting was there
-            for topic, payload in self._space.retained_of(client.owner):
-                text = topic.decode(errors="replace")
-                if is_announcement(client.prefix, text):
-                    with suppress(TooManyAnnouncements):
-                        self._add(client, partial(self._announced, client, text, payload), len(payload))
+        for client in new:
+            self._read_announced(client)
+        await self.commands.resume(lambda row: self._commands_of(row.device, row.data))
+        self._due_at = trio.current_time() + _CLIENTS_SECONDS
+
+    def _read_announced(self, client: _Client) -> None:
+        """Read what was announced before the setting was there, and is retained."""
+        for topic, payload in self._space.retained_of(client.owner):
+            text = topic.decode(errors="replace")
+            if is_announcement(client.prefix, text):
+                self._add(client, text, partial(self._announced, client, text, payload), len(payload))
 
     async def _made_for(self, owner: UserKey, record: FoundRecord) -> Device | None:
         """The device that was made; None if it was deleted or handed over while the setting was not there."""

@@ -5,8 +5,10 @@ from functools import partial
 import msgspec
 
 from broker.core import Core
+from broker.device_sessions.room import DeviceSessionsRoom
 from broker.device_types.room import DeviceTypesRoom
 from broker.devices.room import DevicesRoom
+from broker.found.commands import FoundCommands
 from broker.found.finding import DeviceFinder, FoundStatistics
 from broker.messages.room import MessagesRoom
 from broker.topics.room import TopicsRoom
@@ -19,7 +21,12 @@ class FoundRoom(msgspec.Struct, frozen=True):
 
 
 async def open_found(
-    core: Core, device_types: DeviceTypesRoom, devices: DevicesRoom, messages: MessagesRoom, topics: TopicsRoom
+    core: Core,
+    device_types: DeviceTypesRoom,
+    devices: DevicesRoom,
+    messages: MessagesRoom,
+    device_sessions: DeviceSessionsRoom,
+    topics: TopicsRoom,
 ) -> FoundRoom:
     if topics.space is None:
         core.life.observe("found devices", partial(FoundStatistics, 0, 0, 0, 0, 0))
@@ -37,7 +44,10 @@ async def open_found(
         core.clock,
         core.refusals,
         core.settings.discover,
+        FoundCommands(core.database, topics.space, device_sessions.all, core.clock),
     )
     topics.space.hear(finder.hear)
+    topics.space.preparers += (finder,)
     core.life.worker("found devices", finder.run_forever, statistics=finder.statistics)
+    core.life.worker("found commands", finder.commands.run_forever)
     return FoundRoom(finder)

@@ -8,6 +8,7 @@ depends on which facts came, or in which order. Messages are shown in the order 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -31,6 +32,7 @@ from broker.facts import (
 )
 from broker.home_assistant.components import Component, components_of
 from broker.home_assistant.topics import IDENTITY, asked, config_topic, own_topic, reserved_pattern
+from broker.limits.overhead import Pace
 from broker.loops import Wakeup
 from broker.messages.decoding import decoded
 from broker.messages.folds import Fields, merge_message
@@ -125,6 +127,10 @@ class HomeAnnouncer:
         self._leaves_out = leaves_out
         self._wanted = tuple(homes)
         self._homes: dict[UserKey, str] = {}  # discovery prefixes
+        #: Prefixes that are no longer wanted, and Home Assistant may not know it yet. False: whoever is connected is to
+        #: be told; True: Home Assistant is, which has just come, and that is the end of it; None: it has not come.
+        self._former: dict[tuple[UserKey, str], bool | None] = {}
+        self._has_looked = False
         self._prefixes = frozenset[str]()  # of all that are wanted
         self._shown: dict[DeviceKey, _Shown] = {}
         self._reading: dict[DeviceKey, Device] = {}  # devices whose values are being read
@@ -228,9 +234,11 @@ class HomeAnnouncer:
 
     # Messages of devices
 
-    def hear(self, message: TopicMessage, _source: DeviceKey, owner: UserKey) -> bool:
+    def hear(self, message: TopicMessage, _source: DeviceKey, owner: UserKey, _pace: Pace) -> bool:
         """See `Hearer`. A message on a set topic is an Action of the user whose device has sent it. Raises
         PermissionDenied, ValidationFailed, and what refuses an Action."""
+        if self._former and message.payload == _ONLINE:
+            self._hear_former(message.topic, owner)
         prefix = self._homes.get(owner)
         if prefix is None:
             return False
@@ -251,6 +259,12 @@ class HomeAnnouncer:
                     self._actions += 1
                     return True
         raise PermissionDenied(f"{wanted}, which device {device_id} does not have")
+
+    def _hear_former(self, topic: bytes, owner: UserKey) -> None:
+        for user, prefix in self._former:
+            if user == owner and topic == f"{prefix}/status".encode():
+                self._former[user, prefix] = True
+                self._wakeup.set()
 
     # The worker
 
@@ -274,8 +288,12 @@ class HomeAnnouncer:
 
     async def step(self) -> bool:
         """Each owner has one turn; whether there is more to do. Raises StoreError."""
-        if (self._wanted or self._homes) and trio.current_time() >= self._users_due_at:
+        is_of_use = self._wanted or self._homes or not self._has_looked
+        if is_of_use and trio.current_time() >= self._users_due_at:
             await self._look_up_users()
+        for (user, prefix), is_due in list(self._former.items()):
+            if is_due is not None:
+                await self._withdraw_former(user, prefix, is_end=is_due)
         self._begin_again()
         for owner in list(self._lines):
             line = self._lines[owner]
@@ -298,17 +316,18 @@ class HomeAnnouncer:
     async def _look_up_users(self) -> None:
         wanted = self._wanted
 
-        def read(tx: Transaction) -> list[tuple[UserKey, str, list[DeviceKey]]]:
+        def read(tx: Transaction) -> tuple[list[tuple[UserKey, str, list[DeviceKey]]], set[tuple[UserKey, str]]]:
             found = []
             for one in wanted:
                 if (user := user_named(tx, one.user)) is not None:
                     some = tx.devices.listed(user.key, own=True, shared=True)[:HOME_DEVICES_MAX]
                     found.append((user.key, one.prefix, [listed.key for listed in some]))
-            return found
+            return found, tx.homes.all()
 
-        found = await self._database.read(read)
+        found, known = await self._database.read(read)
         if wanted is not self._wanted:  # the next step looks again
             return
+        self._know_homes({(user, prefix) for user, prefix, _ in found}, known)
         self._users_due_at = trio.current_time() + _USERS_SECONDS
         former, self._homes = self._homes, {user: prefix for user, prefix, _ in found}
         changed = {user for user in former.keys() | self._homes.keys() if former.get(user) != self._homes.get(user)}
@@ -319,6 +338,36 @@ class HomeAnnouncer:
             if user in changed:
                 for key in keys:
                     self._line(user).looks.setdefault(key, False)
+
+    def _know_homes(self, now: set[tuple[UserKey, str]], known: set[tuple[UserKey, str]]) -> None:
+        if new := now - known:
+            self._database.write_nowait(partial(_put_homes, new))
+        first = None if self._has_looked else False  # later, `_withdraw` tells whoever is connected
+        self._former = {one: self._former.get(one, first) for one in (known | self._former.keys()) - now}
+        self._has_looked = True
+
+    async def _withdraw_former(self, user: UserKey, prefix: str, *, is_end: bool) -> None:
+        """Publish that the devices of a user are gone."""
+        listed = await self._database.read(
+            lambda tx: [one.key for one in tx.devices.listed(user, own=True, shared=True)[:HOME_DEVICES_MAX]]
+        )
+        devices = await self._devices.get_all(listed)
+        for number, device in enumerate(devices):
+            if (user, prefix) not in self._former:  # it is wanted again
+                return
+            shown = self._shown.get(device.key)
+            is_shown = shown is not None and prefix in shown.configs
+            topic = config_topic(prefix, device.id)
+            self._publish(user, topic, b"", frozenset({user}), qos=1, retain=not is_shown)
+            if number % _LOOKS == 0:
+                await trio.lowlevel.checkpoint()
+        if (user, prefix) not in self._former:  # it is wanted again
+            return
+        if is_end:
+            del self._former[user, prefix]
+            self._database.write_nowait(lambda tx: tx.homes.remove(user, prefix))
+        elif not self._former[user, prefix]:
+            self._former[user, prefix] = None
 
     def _show_rows(self, line: _Line) -> None:
         """Show messages that wait, each by itself, in their order."""
@@ -440,7 +489,7 @@ class HomeAnnouncer:
         for prefix, those in wanted.items():
             entry = (payload, frozenset(those))
             if again or shown.configs.get(prefix) != entry:
-                self._publish(config_topic(prefix, shown.device.id), *entry, qos=1)
+                self._publish(shown.device.owner, config_topic(prefix, shown.device.id), *entry, qos=1)
                 shown.configs[prefix] = entry
 
     def _publish_state(self, shown: _Shown, *, again: bool) -> None:
@@ -451,7 +500,7 @@ class HomeAnnouncer:
     def _publish_own(self, shown: _Shown, last: str, payload: bytes, *, qos: int, again: bool) -> None:
         entry = (payload, shown.audience)
         if again or shown.own.get(last) != entry:
-            self._publish(own_topic(shown.device.id, last), *entry, qos=qos)
+            self._publish(shown.device.owner, own_topic(shown.device.id, last), *entry, qos=qos)
             shown.own[last] = entry
 
     def _withdraw(self, key: DeviceKey) -> None:
@@ -462,21 +511,29 @@ class HomeAnnouncer:
         for prefix, (_, users) in list(shown.configs.items()):
             self._empty(shown, prefix, users, is_all=True)
         for last, (_, audience) in shown.own.items():
-            self._publish(own_topic(shown.device.id, last), b"", audience, qos=0)
+            self._publish(shown.device.owner, own_topic(shown.device.id, last), b"", audience, qos=0)
         self._set_audience(shown, frozenset())
 
     def _empty(self, shown: _Shown, prefix: str, users: Iterable[UserKey], *, is_all: bool) -> None:
         """Send an empty message to the devices of these users; for all, there is no retained message any more."""
         topic = config_topic(prefix, shown.device.id)
-        self._publish(topic, b"", frozenset(users), qos=1, retain=is_all)
+        self._publish(shown.device.owner, topic, b"", frozenset(users), qos=1, retain=is_all)
         if is_all:
             shown.configs.pop(prefix, None)
 
     def _publish(
-        self, topic: bytes, payload: bytes, audience: frozenset[UserKey], *, qos: int, retain: bool = True
+        self,
+        owner: UserKey,
+        topic: bytes,
+        payload: bytes,
+        audience: frozenset[UserKey],
+        *,
+        qos: int,
+        retain: bool = True,
     ) -> None:
         """Raises TooManyRetained."""
-        owner = min(audience)  # one of them has the message among his retained ones
+        if owner not in audience:  # only guests have the device in Home Assistant: one of them has the message
+            owner = min(audience)
         message = TopicMessage(topic, payload, qos, retain=retain, properties=b"", expires_on=None)
         self._space.publish(message, _SERVICE, owner, audience=audience)
 
@@ -513,6 +570,11 @@ class HomeAnnouncer:
         self._refusals.note(
             "home_assistant_refused", reason=f"device {shown.device.id}: {reason}", caller=f"user {shown.device.owner}"
         )
+
+
+def _put_homes(homes: set[tuple[UserKey, str]], tx: Transaction) -> None:
+    for user, prefix in homes:
+        tx.homes.put(user, prefix)
 
 
 def _shown_value(value: Any) -> Any:

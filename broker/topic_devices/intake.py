@@ -34,6 +34,7 @@ from broker.errors import (
 )
 from broker.facts import DeviceTypeChanged, FactPhase, Router
 from broker.limits.meters import Channel, Meters
+from broker.limits.overhead import Pace
 from broker.loops import Wakeup
 from broker.messages.ingest import Ingest
 from broker.names import plain_name_problem
@@ -145,7 +146,7 @@ class TopicDevices:
 
     # Topics
 
-    def hear(self, message: TopicMessage, _source: DeviceKey, owner: UserKey) -> bool:
+    def hear(self, message: TopicMessage, _source: DeviceKey, owner: UserKey, _pace: Pace) -> bool:
         """Take what a device of this owner publishes; everybody else gets it all the same."""
         if (found := self._made_of(message.topic, message.payload, owner)) is not None:
             self._looked_at = None
@@ -154,14 +155,14 @@ class TopicDevices:
                 self._submit(door, device, made)
         return False
 
-    def is_ready(self, topic: bytes, payload: bytes, owner: UserKey) -> bool:
+    def is_ready(self, topic: bytes, payload: bytes, _source: DeviceKey, owner: UserKey) -> bool:
         """See `Preparer`: whether the message is of a device in memory, or of none."""
         if (found := self._made_of(topic, payload, owner)) is None:
             return True
         door, made = found
         return made is None or self._known(door, made.key) is not None
 
-    async def make_ready(self, topic: bytes, payload: bytes, owner: UserKey) -> bool:
+    async def make_ready(self, topic: bytes, payload: bytes, _source: DeviceKey, owner: UserKey) -> bool:
         """See `Preparer`: read the device of the message, or make it."""
         if (found := self._made_of(topic, payload, owner)) is None:
             return True

@@ -84,18 +84,18 @@ class TopicMessage(msgspec.Struct, frozen=True):
     expires_on: Milliseconds | None
 
 
-#: Hears of each message that a device publishes, with the device and its owner; True: nobody else is to get it. Raises
-#: DomainError for one that is refused.
-Hearer = Callable[[TopicMessage, DeviceKey, UserKey], bool]
+#: Hears of each message that a device publishes, with the device, its owner, and the allowance to which work beyond the
+#: usual is charged; True: nobody else is to get it. Raises DomainError for one that is refused.
+Hearer = Callable[[TopicMessage, DeviceKey, UserKey, Pace], bool]
 
 
 class Preparer(Protocol):
-    """Reads or makes, before a message is published, what a hearer needs for it and has not in memory."""
+    """Sees, before a message is published, to what a hearer needs for it and has not: something in memory, or room."""
 
-    def is_ready(self, topic: bytes, payload: bytes, owner: UserKey) -> bool:
-        """Whether nothing is missing for a message of a device of this owner."""
+    def is_ready(self, topic: bytes, payload: bytes, source: DeviceKey, owner: UserKey) -> bool:
+        """Whether nothing is missing for a message of this device of this owner."""
 
-    async def make_ready(self, topic: bytes, payload: bytes, owner: UserKey) -> bool:
+    async def make_ready(self, topic: bytes, payload: bytes, source: DeviceKey, owner: UserKey) -> bool:
         """See to what is missing. False: there is no such thing, and the message may be published without it.
 
         Raises StoreError, StorageUnavailable: it is not known, so the message must not be acknowledged.
@@ -177,8 +177,8 @@ class TopicSpace:
         self._messages = self._deliveries = 0
         self._paces: dict[DeviceKey, Pace] = {}
         self._hearers: list[Hearer] = []
-        #: Asked by who publishes for a device, before each message; None: all hearers have what they need.
-        self.preparer: Preparer | None = None
+        #: Asked by who publishes for a device, before each message.
+        self.preparers: tuple[Preparer, ...] = ()
         sessions.on_end(self.forget)
 
     async def resume(self) -> None:
@@ -204,6 +204,17 @@ class TopicSpace:
     def hear(self, hearer: Hearer) -> None:
         """Call `hearer` with the messages of devices, before anybody gets them."""
         self._hearers.append(hearer)
+
+    def unready(self, topic: bytes, payload: bytes, source: DeviceKey, owner: UserKey) -> Preparer | None:
+        """Whose `make_ready` is to be awaited before this message is published, if anybody's."""
+        return next((one for one in self.preparers if not one.is_ready(topic, payload, source, owner)), None)
+
+    def reaches(self, topic: bytes, device: DeviceKey) -> bool:
+        """Whether a device subscribes to a topic, and is connected, or has a session that lasts."""
+        if not (self._sessions.is_connected(device) or self._sessions.is_stored(device)):
+            return False
+        plain, groups = self._tree.match(topic)
+        return any(device in one for one in plain) or any(device in one.members for one in groups)
 
     def pace(self, device: DeviceKey, line: Overhead) -> Pace:
         """The allowance of a device, whose connections share it: here each of them can make the daemon write much."""
@@ -315,7 +326,7 @@ class TopicSpace:
         """Publish what a device sends as `publish` does, and charge the cost to the connection's allowance. Raises
         TooManyRetained, and what a hearer refuses."""
         for hear in self._hearers:
-            if hear(message, source, owner):
+            if hear(message, source, owner, pace):
                 return
         if message.retain:
             pace.spend(_RETAINED_FRAMES + len(message.payload) // _RETAINED_BYTES_OF_A_FRAME)

@@ -26,7 +26,7 @@ from broker.limits.meters import Meter
 from broker.limits.overhead import Overhead
 from broker.messages.ingest import Ingest
 from broker.topics.room import TopicsRoom
-from broker.topics.space import TopicMessage
+from broker.topics.space import Preparer, TopicMessage
 from config.limits import MAX_DATA_BYTES
 from storage.database import Transaction
 from storage.keys import DeviceKey, Milliseconds
@@ -155,13 +155,13 @@ class Wills:
 
     def _is_ready(self, device: Device, will: WillRecord) -> bool:
         """Whether all hearers of open topics have in memory what they need for this will."""
+        return self._unready(device, will) is None
+
+    def _unready(self, device: Device, will: WillRecord) -> Preparer | None:
         space = self._topics.space
-        return (
-            not will.topic
-            or space is None
-            or space.preparer is None
-            or space.preparer.is_ready(will.topic, will.payload, device.owner)
-        )
+        if not will.topic or space is None:
+            return None
+        return space.unready(will.topic, will.payload, device.key, device.owner)
 
     # --- Publication ---
 
@@ -214,14 +214,13 @@ class Wills:
         """The devices whose wills are due, when what each will needs is in memory. Raises StoreError,
         StorageUnavailable."""
         devices = {one.key: one for one in await self._registry.get_all(one.will.device for one in due)}
-        unready = [
-            (one.will, device.owner)
-            for one in due
-            if (device := devices.get(one.will.device)) is not None and not self._is_ready(device, one.will)
-        ]
-        if unready and (space := self._topics.space) is not None and (preparer := space.preparer) is not None:
-            for will, owner in unready:
-                await preparer.make_ready(will.topic, will.payload, owner)
+        has_waited = False
+        for will in (one.will for one in due):
+            device = devices.get(will.device)
+            if device is not None and (preparer := self._unready(device, will)) is not None:
+                await preparer.make_ready(will.topic, will.payload, device.key, device.owner)
+                has_waited = True
+        if has_waited:
             devices = {one.key: one for one in await self._registry.get_all(one.will.device for one in due)}
         return devices
 

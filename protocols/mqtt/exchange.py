@@ -18,7 +18,7 @@ from broker.limits.meters import Meter
 from broker.limits.overhead import Pace
 from broker.limits.refusals import RateLimitExceeded
 from broker.routing.connections import CloseReason
-from broker.topics.space import SERVICE, Preparer
+from broker.topics.space import SERVICE, Preparer, TopicSpace
 from broker.topics.tree import is_topic
 from broker.trace.refusals import Refusals
 from config.limits import MAX_DATA_BYTES, MQTT_FILTERS_MAX, MQTT_TOPIC_ALIASES, MQTT_TOPIC_BYTES_MAX
@@ -127,7 +127,7 @@ class MqttExchange:
         self._space = rooms.topics.space
         self._aliases: dict[int, bytes] = {}
         #: The message that waits for `prepare`, the first one of `left`, with its topic.
-        self._unready: tuple[Publish, bytes] | None = None
+        self._unready: tuple[Publish, bytes, Preparer] | None = None
         self._prepared: Publish | None = None  # goes on in the next turn, whatever was found
         self._goes_on = True  # until the device floods
         self._will: WillRecord | None = None  # until the connection has ended
@@ -208,38 +208,38 @@ class MqttExchange:
         packets for the next turn."""
         self._search()
         prepared, self._prepared = self._prepared, None
-        preparer = None if self._space is None else self._space.preparer
+        space = None if self._space is None or not self._space.preparers else self._space
         for index, packet in enumerate(packets):
             if self.pace.owed > _DELIVERIES_OF_A_TURN or self.deliveries.is_searching:
                 self.left = packets[index:]
                 return
-            if preparer is not None and packet is not prepared and isinstance(packet, Publish):
-                topic = self._unready_topic(preparer, packet)
-                if topic:
-                    self._unready, self.left = (packet, topic), packets[index:]
+            if space is not None and packet is not prepared and isinstance(packet, Publish):
+                self._unready = self._unready_of(space, packet)
+                if self._unready is not None:
+                    self.left = packets[index:]
                     return
             yield packet
 
-    def _unready_topic(self, preparer: Preparer, packet: Publish) -> bytes:
-        """The open topic to which the packet would be published, if a hearer is not ready for it; else nothing."""
+    def _unready_of(self, space: TopicSpace, packet: Publish) -> tuple[Publish, bytes, Preparer] | None:
+        """A packet of an open topic for which a hearer is not ready, with the topic, and who sees to it."""
         topic = packet.topic
         if not topic and isinstance(packet, PublishWithProperties):
             topic = self._aliases.get(packet.properties.topic_alias or 0, b"")
         if topic in self._own_topics or topic.startswith(SERVICE) or not topic:
-            return b""
-        if preparer.is_ready(topic, packet.payload, self._device.owner):
-            return b""
-        may = is_topic(topic) and self._rooms.topics.access.may_publish(self._device, topic)
-        return topic if may else b""
+            return None
+        preparer = space.unready(topic, packet.payload, self._device.key, self._device.owner)
+        if preparer is None or not is_topic(topic) or not self._rooms.topics.access.may_publish(self._device, topic):
+            return None
+        return packet, topic, preparer
 
     async def prepare(self) -> None:
         """See to what is missing for the first message of `left`. It is not acknowledged before, and nothing behind it
         is read: the sender waits. If that fails, the connection ends, and the sender publishes it again."""
-        if self._unready is None or self._space is None or self._space.preparer is None:
+        if self._unready is None:
             return
-        packet, topic = self._unready
+        packet, topic, preparer = self._unready
         try:
-            is_found = await self._space.preparer.make_ready(topic, packet.payload, self._device.owner)
+            is_found = await preparer.make_ready(topic, packet.payload, self._device.key, self._device.owner)
         except (StoreError, StorageUnavailable):
             self.left = ()
             self._session.part(Reason(ReasonCode.UNSPECIFIED, "nothing can be stored"))

@@ -19,6 +19,7 @@ from broker.device_management.requests import TaskRequest
 from broker.device_management.states import TaskStatus
 from broker.export.requests import ExportRequest
 from broker.export.status import ExportStatus
+from broker.limits.overhead import Overhead
 from broker.rules.rulebook import NewRule
 from broker.services import Services
 from broker.subscriptions.creation import NewSubscription
@@ -466,7 +467,7 @@ async def found_devices(services: Services, *clients: str) -> list[str]:
         with trio.fail_after(10):
             while not (found := finder.of_user(device.owner)):
                 finder._wakeup.set()
-                finder.hear(message, device.key, device.owner)
+                finder.hear(message, device.key, device.owner, Overhead().pace())
                 await trio.sleep(0.01)
         ids.append(found[0][1].record.id)
     return ids

@@ -8,6 +8,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from broker.errors import Conflict, NotFound
+from broker.found.commands import FoundCommands
 from broker.found.finding import DeviceFinder
 from config.limits import FOUND_DEVICES_MAX
 from config.settings import Discover, HomeAssistant, Limits, Mqtt, Settings
@@ -15,7 +16,7 @@ from storage.keys import OrganizationKey
 from storage.sql import StoreError
 from tests.builders import ServicesOpener
 from tests.factories import BOB, BOBS, HALL, KITCHEN, World
-from tests.protocols.mqtt.peers import Peer, Server, publish_5
+from tests.protocols.mqtt.peers import DISCONNECT, Peer, Server, publish_5
 from tests.protocols.mqtt.test_open_topics import dialled, heard, space_of, subscribed
 from tests.protocols.mqtt.test_version_5 import acknowledged
 
@@ -31,6 +32,7 @@ PLUG: dict[str, Any] = {
     },
 }
 TOPIC = b"homeassistant/device/zigbee_0x1/config"
+SENSOR = b"homeassistant/sensor/n%d/a/config"
 
 
 @pytest.fixture
@@ -286,8 +288,10 @@ async def test_without_an_organization_nothing_is_made(server: Server, world: Wo
 async def test_hostile_announcements_are_refused_with_the_reason(home: Server, world: World) -> None:
     client = await dialled(home, KITCHEN)
     many = {f"c{number}": {"p": "sensor", "stat_t": "a"} for number in range(10_000)}
-    for content in (b"{", PLUG | {"cmps": many}, PLUG | {"o": {"name": "Trunkline"}}, PLUG | {"dev": {"name": "<b>"}}):
-        await say(client, TOPIC, content)
+    for number, content in enumerate(
+        (b"{", PLUG | {"cmps": many}, PLUG | {"o": {"name": "Trunkline"}}, PLUG | {"dev": {"name": "<b>"}})
+    ):
+        await say(client, b"homeassistant/device/n%d/config" % number, content)
     await settled(home)
     assert finder_of(home).of_user(world.ada) == []
     kitchen = await home.services.devices.registry.find(KITCHEN)
@@ -305,8 +309,108 @@ async def test_what_one_client_announces_is_bounded(
         await say(client, b"homeassistant/sensor/n%d/a/config" % number, {"stat_t": "a"})
     await settled(home)
     assert len(finder_of(home).of_user(world.ada)) == 3 < FOUND_DEVICES_MAX
-    monkeypatch.setattr("broker.found.finding.FOUND_WAITING_BYTES", 10)
-    await say(client, TOPIC, PLUG, code=0x97)
+
+
+async def test_announcements_of_one_topic_are_joined(home: Server, world: World) -> None:
+    finder, client = finder_of(home), await dialled(home, KITCHEN)
+    async with finder._changing:  # nothing is read now
+        for number in range(2_000):
+            await client.send(publish_5(0, b'{"stat_t":"a","name":"N%d"}' % number, topic=SENSOR % 1, qos=0))
+        await client.send(publish_5(1, b'{"stat_t":"a"}', topic=SENSOR % 2))
+        assert acknowledged(await client.packet())[1] == 0
+        assert finder.statistics().waiting == 2
+    await settled(home)
+    assert [one.record.name for _, one in finder.of_user(world.ada)] == ["N1999", "n2"]
+
+
+async def test_a_client_that_announces_more_than_can_wait_is_slowed_down(
+    home: Server, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.found.finding.FOUND_WAITING", 3)
+    finder, client = finder_of(home), await dialled(home, KITCHEN)
+    async with finder._changing:
+        for number in range(20):
+            await client.send(publish_5(number + 1, b'{"stat_t":"a"}', topic=SENSOR % number))
+        assert [acknowledged(await client.packet())[1] for _ in range(3)] == [0] * 3
+        await wait_all_tasks_blocked()
+        assert finder.statistics().waiting == 3  # the fourth is not acknowledged
+    assert [acknowledged(await client.packet())[1] for _ in range(17)] == [0] * 17
+    await settled(home)
+    assert len(finder.of_user(world.ada)) == 20
+
+
+async def test_costly_templates_of_a_state_are_charged_to_the_client(home: Server, world: World) -> None:
+    client, _ = await found_plug(home, world)
+    pace = space_of(home).pace(world.kitchen, home.services.limits.overhead)
+    before = pace._bucket._paid_until
+    await say(client, b"zigbee2mqtt/plug", {"power": 1})
+    assert pace._bucket._paid_until == before  # two short templates are part of a message
+    many = {f"v{one}": {"p": "sensor", "val_tpl": "{{ value_json.v | float(0) }}"} for one in range(100)}
+    await say(client, TOPIC, PLUG | {"cmps": many})
+    await settled(home)
+    for _ in range(3):
+        await say(client, b"zigbee2mqtt/plug", {"v": 1})
+    assert home.services.limits.overhead.statistics().delayed > 0
+
+
+def switch_on(server: Server, id_: str) -> None:
+    device = finder_of(server).device_of(finder_of(server).find(id_)[1])
+    assert device is not None
+    data = b'{"actions":[{"name":"set_switch","parameters":{"switch":true}}]}'
+    server.services.messages.ingest.submit_action(device, device, data)
+
+
+async def saved(server: Server) -> int:
+    await server.services.messages.ingest.wait_committed()
+    return await server.services.core.database.read(lambda tx: tx.messages.consumer_position("found commands"))
+
+
+async def test_a_command_waits_for_its_client(home: Server, world: World) -> None:
+    client, id_ = await found_plug(home, world)
+    await client.send(DISCONNECT)
+    await wait_all_tasks_blocked()
+    before = await saved(home)
+    switch_on(home, id_)
+    assert await saved(home) == before
+    client = await dialled(home, KITCHEN)
+    await subscribed(client, b"zigbee2mqtt/+/set")
+    assert (await heard(client))[:2] == (b"zigbee2mqtt/plug/set", b"ON")
+    while await saved(home) == before:
+        await wait_all_tasks_blocked()
+
+
+async def test_a_command_that_nobody_takes_is_told_at_the_device(
+    home: Server, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.found.commands.FOUND_COMMAND_SECONDS", 0.1)
+    client, id_ = await found_plug(home, world)
+    await client.send(DISCONNECT)
+    await wait_all_tasks_blocked()
+    switch_on(home, id_)
+    await home.services.messages.ingest.wait_committed()
+    while finder_of(home).commands.waiting:
+        await wait_all_tasks_blocked(0.05)
+    device = finder_of(home).device_of(finder_of(home).find(id_)[1])
+    assert device is not None
+    assert "its client is away" in str(home.services.messages.ingest.refused.of(device))
+
+
+async def test_a_command_survives_a_kill_between_two_commits(
+    home: Server, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, id_ = await found_plug(home, world)
+    await subscribed(client, b"zigbee2mqtt/plug/set")
+    finder, services = finder_of(home), home.services
+    switch_on(home, id_)
+    assert (await heard(client))[1] == b"ON"
+    before = await saved(home)
+    monkeypatch.setattr(finder.commands, "put", lambda *_: None)  # killed when the Action is stored
+    switch_on(home, id_)
+    assert await saved(home) == before
+    again = FoundCommands(services.core.database, space_of(home), services.device_sessions.all, services.core.clock)
+    await again.resume(lambda row: finder._commands_of(row.device, row.data))
+    assert (await heard(client))[1] == b"ON"
+    assert await saved(home) > before
 
 
 async def test_home_assistant_is_told_of_it_by_its_client_alone(home: Server, world: World) -> None:

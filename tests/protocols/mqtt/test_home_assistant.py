@@ -14,8 +14,10 @@ from broker.home_assistant.publishing import HomeAnnouncer
 from broker.services import Services
 from broker.topics.space import TopicSpace
 from config.settings import HomeAssistant, Limits, Mqtt, Settings
-from tests.factories import BOBS, HALL, KITCHEN, LIGHT_MANIFEST, LIGHT_TYPE
-from tests.protocols.mqtt.peers import ACTIONS, DISCONNECT, PINGREQ, Peer, Server, publish_5, subscribe_5
+from tests.builders import ServicesOpener
+from tests.factories import BOBS, HALL, KITCHEN, LIGHT_MANIFEST, LIGHT_TYPE, World
+from tests.protocols.mqtt.conftest import Runner
+from tests.protocols.mqtt.peers import ACTIONS, DISCONNECT, PINGREQ, Peer, Server, publish_5, running, subscribe_5
 from tests.protocols.mqtt.test_open_topics import dialled, heard, space_of, subscribed
 from tests.protocols.mqtt.test_version_5 import acknowledged, suback_of
 
@@ -200,6 +202,23 @@ async def test_settings_that_name_a_user_no_longer(home: Server) -> None:
     assert (await heard(watcher))[1] != b""
 
 
+async def test_a_setting_that_a_restart_has_removed(opener: ServicesOpener, runner: Runner, settings: Settings) -> None:
+    """Home Assistant, which comes after the start, is told that the devices are gone, once."""
+    async with running(opener, runner) as server:
+        await settled(server)
+    async with running(opener, runner, settings=msgspec.structs.replace(settings, home_assistant=())) as server:
+        await settled(server)
+        watcher = await dialled(server, HALL)
+        await subscribed(watcher, b"homeassistant/device/+/config")
+        await watcher.send(publish_5(0, b"online", topic=b"homeassistant/status", qos=0))
+        assert CONFIG in {await emptied(watcher) for _ in range(2)}
+        await server.services.messages.ingest.wait_committed()
+        assert not await server.services.core.database.read(lambda tx: tx.homes.all())
+        await watcher.send(publish_5(0, b"online", topic=b"homeassistant/status", qos=0))
+        await settled(server)
+        await watcher.expect_nothing()
+
+
 async def test_a_share_is_announced_until_it_ends(home: Server) -> None:
     services, space = home.services, space_of(home)
     await renew(home, *BOTH)
@@ -220,6 +239,20 @@ async def test_a_share_is_announced_until_it_ends(home: Server) -> None:
     assert retained(space, CONFIG) is not None
     await watcher.send(publish_5(1, b"PRESS", topic=SET_ON))
     assert acknowledged(await watcher.packet())[1] == 0x87
+
+
+async def test_what_is_retained_counts_for_the_owner_of_the_device(home: Server, world: World) -> None:
+    services, space = home.services, space_of(home)
+    await renew(home, *BOTH)
+    bobs = await services.devices.registry.find(BOBS)
+    before = dict(space._retained_of)
+    share = await services.devices.shares.offer(bobs, email="ada@example.org")
+    await services.devices.shares.answer(share.id, world.ada, ShareStatus.ACCEPTED)
+    await settled(home)
+    assert {user: many for user, (many, _) in space._retained_of.items()} == {u: n for u, (n, _) in before.items()}
+    await renew(home, BOTH[0])  # only the guest has it in Home Assistant
+    assert space._retained_of[world.ada][0] == before[world.ada][0] + 3
+    assert world.bob not in space._retained_of
 
 
 async def test_another_manifest_takes_components_away(home: Server) -> None:
