@@ -23,7 +23,7 @@ from storage.keys import BY_CLOUD, DeviceKey, Position, UserKey
 from storage.records import ActionRow
 
 _SAVED: Final = "found commands"
-#: An Action that is older is not published after a restart.
+#: An older Action is not published after a restart.
 _OLDEST_MS: Final = 600_000
 #: How far a restart looks back in the log.
 _POSITIONS: Final = 1_000_000
@@ -33,7 +33,7 @@ _SERVICE: Final = DeviceKey(-2)
 
 
 class Command(msgspec.Struct, frozen=True):
-    """What an Action is for a client. `lost` is told when nobody could be given it in time."""
+    """The message that a client gets for an Action. `lost` is called when nobody could be given it in time."""
 
     topic: bytes
     payload: bytes
@@ -55,7 +55,7 @@ class FoundCommands:
         self._database, self._space, self._sessions, self._clock = database, space, sessions, clock
         self._waiting: list[_Waiting] = []
         self._last = Position(0)  # of all Actions that were seen
-        self._first: float = math.inf  # of those that came in this run
+        self._first: float = math.inf  # of the Actions of this run
         self._saved = Position(0)
         self._has_resumed = False
         self._wakeup = Wakeup()

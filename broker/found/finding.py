@@ -133,7 +133,7 @@ class _Client:
         return held <= FOUND_WAITING_BYTES and (known is not None or len(self.jobs) < FOUND_WAITING)
 
     def ended(self, subject: object, job: tuple[Callable[[], Any], int]) -> None:
-        """A job is done, unless a newer one about its subject came meanwhile."""
+        """A job is done, unless a newer one about its subject has come."""
         if self.jobs.get(subject) is job:
             del self.jobs[subject]
             self.waiting_bytes -= job[1]
@@ -392,7 +392,7 @@ class DeviceFinder:
             self.commands.put(fact.action.position, self._commands_of(fact.destination, fact.action.data))
 
     def _commands_of(self, made: DeviceKey, data: str) -> list[Command]:
-        """What an Action message is for the client of a device; the device knows of what it is not."""
+        """The commands for the client of a device; the device knows of calls that are none."""
         accepted, device = self._accepted.get(made), self._ready.get(made)
         if accepted is None or device is None:
             return []
