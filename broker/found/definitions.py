@@ -365,8 +365,8 @@ def _light(one: _Component) -> None:
             one.read(state, "Double", _number, template, name=f"{one.name}_brightness")
         if command := one.topic("brightness_command_topic"):
             _brightness(one, command, scale, partial(_within, 0, scale, "brightness", None))
-        if one.topic("rgb_command_topic"):
-            one.notes.append("the colour of a light of the schema basic is not taken over")
+        _basic_colour(one)
+        _basic_color_temp(one)
     else:
         raise _NotTakenError(f"the schema {schema[:40]} of a light is not taken over")
 
@@ -387,10 +387,97 @@ def _json_light(one: _Component) -> None:
     if has_brightness:
         _brightness(one, command, scale, partial(_json_brightness, scale))
     if has_colour:
-        group = {"name": "color", "children": [{"name": name, "valueClass": "Integer"} for name in "rgb"]}
-        one.act(f"set_{one.name}_color", command, _json_colour, group)
-    if left := [mode for mode in modes if mode in {"color_temp", "xy", "hs", "rgbw"}]:
+        _colour_action(one, command, _json_colour)
+    if "color_temp" in modes:
+        least, most, unit = _color_temp_bounds(one)
+        _color_temp_action(one, command, least, most, unit, partial(_json_color_temp, least, most))
+    if state := one.topic("state_topic"):
+        if has_colour:
+            _read_colours(one, state, "value_json.color.{}")
+        if "color_temp" in modes:
+            template = template_of("{{ value_json.color_temp }}")
+            one.read(state, "Double", _number, template, name=f"{one.name}_color_temp", unit=_color_temp_bounds(one)[2])
+    if left := [mode for mode in modes if mode in {"xy", "hs", "rgbw", "rgbww", "white"}]:
         one.notes.append(f"of a light, {', '.join(left)} is not taken over")
+
+
+def _read_colours(one: _Component, topic: str, place: str) -> None:
+    """A field for each part of a colour: a Manifest has no other form that charts and rules take."""
+    for part, word in (("r", "red"), ("g", "green"), ("b", "blue")):
+        template = template_of("{{ " + place.format(part) + " }}")
+        one.read(topic, "Integer", _colour_part, template, name=f"{one.name}_{word}")
+
+
+def _colour_part(text: str) -> int | None:
+    value = _number(text)
+    return None if value is None or not 0 <= value <= 255 else round(value)
+
+
+def _colour_action(one: _Component, command: str, payload: Callable[[Mapping[str, Any]], str | None]) -> None:
+    group = {"name": "color", "children": [{"name": name, "valueClass": "Integer"} for name in "rgb"]}
+    one.act(f"set_{one.name}_color", command, payload, group)
+
+
+def _basic_colour(one: _Component) -> None:
+    """`255,128,0`, or the text that a template makes of red, green and blue."""
+    if state := one.topic("rgb_state_topic"):
+        template = one.template("rgb_value_template")
+        for index, word in enumerate(("red", "green", "blue")):
+            one.read(state, "Integer", partial(_part_of_colour, index), template, name=f"{one.name}_{word}")
+    if command := one.topic("rgb_command_topic"):
+        _colour_action(one, command, partial(_written_colour, one.template("rgb_command_template")))
+
+
+def _part_of_colour(index: int, text: str) -> int | None:
+    parts = text.split(",") if len(text) <= 64 else []
+    return _colour_part(parts[index].strip()) if len(parts) == 3 else None
+
+
+def _written_colour(template: Template | None, given: Mapping[str, Any]) -> str | None:
+    if (values := _colour_of(given)) is None:
+        return None
+    if template is None:
+        return ",".join(map(str, values.values()))
+    red, green, blue = values.values()
+    return template.render(red=red, green=green, blue=blue)
+
+
+def _color_temp_bounds(one: _Component) -> tuple[float, float, str]:
+    """The least and the largest colour temperature, in mireds or in kelvins, and the unit."""
+    if one.options.get("color_temp_kelvin") is True:
+        return one.number("min_kelvin", 2000), one.number("max_kelvin", 6535), "K"
+    return one.number("min_mireds", 153), one.number("max_mireds", 500), "mired"
+
+
+def _basic_color_temp(one: _Component) -> None:
+    least, most, unit = _color_temp_bounds(one)
+    if state := one.topic("color_temp_state_topic"):
+        template = one.template("color_temp_value_template")
+        one.read(state, "Double", _number, template, name=f"{one.name}_color_temp", unit=unit)
+    if command := one.topic("color_temp_command_topic"):
+        template = one.template("color_temp_command_template")
+        payload = partial(_within, least, most, "color_temp", template)
+        _color_temp_action(one, command, least, most, unit, payload)
+
+
+def _color_temp_action(
+    one: _Component,
+    command: str,
+    least: float,
+    most: float,
+    unit: str,
+    payload: Callable[[Mapping[str, Any]], str | None],
+) -> None:
+    bounds = [{"type": "MIN_VALUE_DOUBLE", "value": least}, {"type": "MAX_VALUE_DOUBLE", "value": most}]
+    parameter = {"name": "color_temp", "valueClass": "Double", "unitSymbol": unit, "metaData": bounds}
+    one.act(f"set_{one.name}_color_temp", command, payload, parameter)
+
+
+def _json_color_temp(least: float, most: float, given: Mapping[str, Any]) -> str | None:
+    value = given.get("color_temp")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        return None
+    return msgspec.json.encode({"state": "ON", "color_temp": int(value)}).decode()
 
 
 def _brightness(
@@ -409,11 +496,17 @@ def _json_brightness(scale: float, given: Mapping[str, Any]) -> str | None:
 
 
 def _json_colour(given: Mapping[str, Any]) -> str | None:
-    colour = given.get("color")
-    values = {name: colour.get(name) for name in "rgb"} if isinstance(colour, Mapping) else {}
-    if not values or not all(isinstance(one, int) and 0 <= one <= 255 for one in values.values()):
+    if (values := _colour_of(given)) is None:
         return None
     return msgspec.json.encode({"state": "ON", "color": values}).decode()
+
+
+def _colour_of(given: Mapping[str, Any]) -> dict[str, int] | None:
+    """Red, green and blue, each from 0 to 255."""
+    colour = given.get("color")
+    found = {name: colour.get(name) for name in "rgb"} if isinstance(colour, Mapping) else {}
+    values = {name: one for name, one in found.items() if type(one) is int and 0 <= one <= 255}
+    return values if len(values) == len("rgb") else None
 
 
 def _number_setting(one: _Component) -> None:
@@ -486,10 +579,72 @@ def _lock(one: _Component) -> None:
     one.act(f"unlock_{one.name}", command, partial(_fixed, one.text("payload_unlock", "UNLOCK")))
 
 
+def _climate(one: _Component) -> None:
+    """Mode, target temperature, and what is measured."""
+    unit = "°F" if one.text("temperature_unit").upper() == "F" else "°C"
+    if current := one.topic("current_temperature_topic"):
+        template = one.template("current_temperature_template")
+        one.read(current, "Double", _number, template, name=f"{one.name}_current", unit=unit)
+    if humidity := one.topic("current_humidity_topic"):
+        template = one.template("current_humidity_template")
+        one.read(humidity, "Double", _number, template, name=f"{one.name}_humidity", unit="%")
+    if state := one.topic("temperature_state_topic"):
+        one.read(
+            state, "Double", _number, one.template("temperature_state_template"), name=f"{one.name}_target", unit=unit
+        )
+    if action := one.topic("action_topic"):
+        one.read(action, "String", _words, one.template("action_template"), name=f"{one.name}_action")
+    if mode := one.topic("mode_state_topic"):
+        one.read(mode, "String", _words, one.template("mode_state_template"), name=f"{one.name}_mode")
+    if command := one.topic("temperature_command_topic"):
+        least, most = (
+            (one.number("min_temp", 44.6), one.number("max_temp", 95))
+            if unit == "°F"
+            else (one.number("min_temp", 7), one.number("max_temp", 35))
+        )
+        bounds = [{"type": "MIN_VALUE_DOUBLE", "value": least}, {"type": "MAX_VALUE_DOUBLE", "value": most}]
+        parameter = {"name": "target", "valueClass": "Double", "unitSymbol": unit, "metaData": bounds}
+        payload = partial(_within, least, most, "target", one.template("temperature_command_template"))
+        one.act(f"set_{one.name}_target", command, payload, parameter)
+    if command := one.topic("mode_command_topic"):
+        modes = one.texts("modes") or ["auto", "off", "cool", "heat", "dry", "fan_only"]
+        if len(modes) > 100:
+            raise _NotTakenError("modes must be a list of at most 100 texts")
+        choice = {"type": "VALUES_STRING", "value": [mode[:64] for mode in modes]}
+        parameter = {"name": "mode", "valueClass": "String", "metaData": [choice]}
+        payload = partial(_chosen, frozenset(modes), "mode", one.template("mode_command_template"))
+        one.act(f"set_{one.name}_mode", command, payload, parameter)
+    if not one.fields and not one.actions:
+        raise _NotTakenError("a climate without topics")
+    if {name for name in one.options if name.startswith(("fan_mode", "swing", "preset", "temperature_high"))}:
+        one.notes.append("of a climate, mode, temperatures, humidity and action are taken over")
+
+
+def _event(one: _Component) -> None:
+    """The type of the latest event: each is a message, also when the type is the one before."""
+    topic = one.require(one.topic("state_topic"), "state_topic")
+    types = frozenset(one.texts("event_types"))
+    if not types:
+        raise _NotTakenError("event_types must be a list of texts")
+    one.read(topic, "String", partial(_event_type, types), one.template("value_template"))
+
+
+def _event_type(types: frozenset[str], text: str) -> str | None:
+    """Of an object, as Home Assistant wants it; many publishers have a template that makes one."""
+    try:
+        found = _decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    type_ = found.get("event_type") if isinstance(found, dict) else None
+    return type_ if isinstance(type_, str) and type_ in types else None
+
+
 _PLATFORMS: Final[Mapping[str, Callable[[_Component], None]]] = {
     "binary_sensor": _binary_sensor,
     "button": _button,
+    "climate": _climate,
     "cover": _cover,
+    "event": _event,
     "fan": _fan,
     "light": _light,
     "lock": _lock,

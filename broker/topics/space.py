@@ -206,7 +206,7 @@ class TopicSpace:
         self._hearers.append(hearer)
 
     def unready(self, topic: bytes, payload: bytes, source: DeviceKey, owner: UserKey) -> Preparer | None:
-        """Whose `make_ready` is to be awaited before this message is published, if anybody's."""
+        """The first preparer that is not ready for a message: `make_ready` is to be awaited before it is published."""
         return next((one for one in self.preparers if not one.is_ready(topic, payload, source, owner)), None)
 
     def reaches(self, topic: bytes, device: DeviceKey) -> bool:

@@ -99,7 +99,7 @@ async def test_what_is_announced_is_found_and_accepted(home: Server, world: Worl
     client, id_ = await found_plug(home, world, accept=False)
     _, found = finder.find(id_)
     assert (found.record.name, found.record.model, found.record.status) == ("Plug", "TS011F", "FOUND")
-    assert [(one.component, one.text) for one in found.definition.problems] == [("mode", "climate is not taken over")]
+    assert [(one.component, one.text) for one in found.definition.problems] == [("mode", "a climate without topics")]
     await say(client, b"zigbee2mqtt/plug", {"state": "ON", "power": 3})
     assert await home.stored() == []
     await finder.accept(world.ada, id_)
