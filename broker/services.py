@@ -35,6 +35,7 @@ from broker.life import Life
 from broker.limits.room import LimitsRoom, open_limits
 from broker.mail import Mails, MailTransport
 from broker.mail.room import open_mail
+from broker.messages.log_feeds import LogFeeds, open_log_feeds
 from broker.messages.room import MessagesRoom, open_messages
 from broker.models.learner import Learner
 from broker.models.room import ModelsRoom, open_models
@@ -85,6 +86,7 @@ class Services(msgspec.Struct, frozen=True):
     topics: TopicsRoom
     wills: Wills
     routing: RoutingRoom
+    log_feeds: LogFeeds
     trials: TrialsRoom
     export: Exports
     connectors: Connectors
@@ -230,6 +232,7 @@ async def _open_rooms(
     routing = await open_routing(
         core, devices, sender=messages.ingest.sender, quota=limits.charged, follower=messages.follower
     )
+    log_feeds = open_log_feeds(core, devices, messages, routing)
     trials = await open_trials(core, mail, accounts, device_types, devices)
     export = await open_export(core, mail, accounts, device_types, devices, messages, trials)
     connectors = await open_connectors(core, device_types, devices, limits, messages, third_party)
@@ -274,6 +277,7 @@ async def _open_rooms(
         topics=topics,
         wills=wills,
         routing=routing,
+        log_feeds=log_feeds,
         trials=trials,
         export=export,
         connectors=connectors,

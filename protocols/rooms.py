@@ -9,6 +9,7 @@ from broker.device_sessions.room import DeviceSessionsRoom
 from broker.device_types.room import DeviceTypesRoom
 from broker.devices.room import DevicesRoom
 from broker.limits.room import LimitsRoom
+from broker.messages.log_feeds import LogFeeds
 from broker.messages.room import MessagesRoom
 from broker.operating.room import OperatingRoom
 from broker.registration.room import RegistrationRoom
@@ -68,6 +69,9 @@ class WebSocketRooms(DeviceRooms, Protocol):
 
     @property
     def device_types(self) -> DeviceTypesRoom: ...
+
+    @property
+    def log_feeds(self) -> LogFeeds: ...
 
     @property
     def operating(self) -> OperatingRoom: ...

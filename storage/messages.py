@@ -287,6 +287,26 @@ class MessageStore:
         row = self._db.execute(f"SELECT max(position) AS position FROM {table}").one()  # noqa: S608 - constants
         return Position(row["position"] or 0) if row else Position(0)
 
+    def before_time(self, since_ms: int) -> Position:
+        """The position right before the first row with `cts` of this time or later, or behind all rows.
+
+        It is found by halving: `cts` grows with the position, except where the clock was set back.
+        """
+        behind, upto = Position(0), self.head()
+        while behind < upto:
+            middle = Position((behind + upto) // 2)
+            first = self._first_behind(middle)
+            if first is None or first[0] > upto or first[1] >= since_ms:
+                upto = middle
+            else:
+                behind = Position(first[0])
+        return behind
+
+    def _first_behind(self, position: Position) -> tuple[int, int] | None:
+        """Position and `cts` of the first row of the log after a position."""
+        found = [next(self.read_on(table, position, 1, columns="position, cts"), None) for table in _TABLES]
+        return min(((one[0], one[1]) for one in found if one is not None), default=None)
+
     # By position
 
     def message(self, position: Position) -> MessageRow | None:

@@ -134,6 +134,11 @@ class RetentionStore(Store):
             {"name": name, "position": position},
         )
 
+    def cursors(self) -> list[tuple[str, Position]]:
+        """All cursors, by name."""
+        rows = self._db.execute("SELECT name, position FROM retention")
+        return [(row["name"], Position(row["position"])) for row in rows]
+
     def forget_cursors(self, kept: Collection[str]) -> None:
         """Delete all cursors but these."""
         self._db.execute(

@@ -41,6 +41,8 @@ PLACES: Final[Mapping[str, tuple[str, ...]]] = {
         "Leaving._work _is_log_clean",
         "Outbox.send_forever _wakeup",
         "HttpConnection._wait_committed _committed",
+        "LogFeed._catch_up _position",
+        "LogFeed._step _wakeup",
         "PendingAction.go_on _actions",
         "PendingAction.go_on _requests",
         "Projector._add _folds",

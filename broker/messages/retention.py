@@ -85,8 +85,40 @@ class _Class(msgspec.Struct, frozen=True):
     def cursor(self, table: LogTable) -> str:
         return f"{table}/{self.days}/{'not ' if self.others else ''}{','.join(map(str, self.types))}"
 
+    def concerns(self, types: Collection[DeviceTypeKey] | None) -> bool:
+        """Whether one of these types is among its own; None: of all types."""
+        return types is None or any((one in self.types) is not self.others for one in types)
+
 
 _LOG: tuple[LogTable, ...] = ("message", "action")
+
+
+def deleted_upto(
+    tx: Transaction, types: Collection[DeviceTypeKey] | None, *, since_ms: int | None = None, now_ms: int = 0
+) -> Position:
+    """The position up to which messages or Actions of these types were deleted; None: of any type.
+
+    With `since_ms`, only where nothing is deleted that was stored at that time or later.
+    """
+    found = [Position(0)]
+    for name, position in tx.retention.cursors():
+        one = _class_of(name)
+        if one is None or not one.concerns(types):
+            continue
+        if since_ms is None or since_ms >= now_ms - one.days * DAY_MS:
+            found.append(position)
+    return max(found)
+
+
+def _class_of(cursor: str) -> _Class | None:
+    """The class that a cursor is of; None: it is none of the log's."""
+    table, _, rest = cursor.partition("/")
+    days, _, types = rest.partition("/")
+    if table not in _LOG or not days.isdigit():
+        return None
+    others = types.startswith("not ")
+    keys = types.removeprefix("not ").split(",")
+    return _Class(int(days), tuple(DeviceTypeKey(int(key)) for key in keys if key), others=others)
 
 
 class _Pace:

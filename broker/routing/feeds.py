@@ -25,7 +25,7 @@ from broker.facts import (
 )
 from broker.routing.connections import CloseReason
 from broker.routing.named_devices import NO_DEVICES, NamedDevices, close_with_facts
-from storage.keys import DeviceKey
+from storage.keys import DeviceKey, Position
 from storage.records import MessageRow
 
 _log = structlog.get_logger(__name__)
@@ -43,13 +43,14 @@ class FeedEncoding:
 class Subscriber:
     """A subscriber of the firehose.
 
-    `watches` decides about a device without waiting; `offer` takes joined frames and their number and returns at once.
+    `watches` decides about a device without waiting; `offer` takes joined frames, their number and the positions of the
+    first and the last one, and returns at once.
     `named` are the devices that it names. `close` is called when one of them is deleted or no longer the subscriber's
     to read, and when the token is revoked; `token` is its SHA-256.
     """
 
     watches: Callable[[Device], bool]
-    offer: Callable[[bytes, int], None]
+    offer: Callable[[bytes, int, Position, Position], None]
     encoding: FeedEncoding
     token: bytes
     close: Callable[[CloseReason], object]
@@ -124,7 +125,7 @@ class Feeds:
                 encoding = subscriber.encoding
                 if (joined := frames.get(encoding)) is None:
                     joined = frames[encoding] = encoding.messages(pairs)
-                _offer(subscriber, joined, len(pairs))
+                _offer(subscriber, joined, len(pairs), pairs[0][0].position, pairs[-1][0].position)
                 self._offered += len(pairs)
 
     def _action_stored(self, fact: ActionStored) -> None:
@@ -136,7 +137,7 @@ class Feeds:
             encoding = subscriber.encoding
             if (frame := frames.get(encoding)) is None:
                 frame = frames[encoding] = encoding.action(fact.action)
-            _offer(subscriber, frame, 1)
+            _offer(subscriber, frame, 1, fact.action.position, fact.action.position)
 
     def _interested_in(self, device: Device) -> tuple[Subscriber, ...]:
         interested = self._interested.get(device.key)
@@ -155,8 +156,8 @@ class Feeds:
         return FeedStatistics(len(self._subscribers), self._offered)
 
 
-def _offer(subscriber: Subscriber, frames: bytes, count: int) -> None:
+def _offer(subscriber: Subscriber, frames: bytes, count: int, first: Position, last: Position) -> None:
     try:
-        subscriber.offer(frames, count)
+        subscriber.offer(frames, count, first, last)
     except Exception:  # noqa: BLE001 - a failing subscriber must not harm the others
         _log.exception("feed_subscriber_failed", subscriber=repr(subscriber))

@@ -6,17 +6,11 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from quart import Response, request
 
+from protocols.cors import CORS
 from protocols.http.schema import DataAndFlat
 
 REST_ROOT: Final = "/v1.1"
 _JSON: Final = "application/json; charset=utf-8"
-CORS: Final = {
-    "Access-Control-Allow-Origin": "*",
-    "Access-Control-Allow-Methods": "POST, GET, PUT, DELETE, OPTIONS",
-    "Access-Control-Allow-Headers": (
-        "Origin, X-Requested-With, Content-Type, Accept, Referer, User-Agent, Authorization, If-Match"
-    ),
-}
 
 NO_SNIFF: Final = ("X-Content-Type-Options", "nosniff")
 _NOT_STORED: Final = (("Cache-Control", "no-store"), ("Pragma", "no-cache"))

@@ -2,7 +2,8 @@
 
 The fast path answers a request of the usual form for most calls (fast_path.py), and a message of a device even in the
 turn that reads it. Any other request is a task of the slow path, from its first byte on: Hypercorn and Quart answer it
-(hypercorn_exchange.py). A request for a WebSocket ends the conversation; its bytes are then in `upgrade`.
+(hypercorn_exchange.py). A request for a WebSocket or a stream of events ends the conversation; its bytes are then in
+`upgrade`.
 
 One request is answered at a time. Requests that are sent ahead wait here in their order, and count as overhead
 (reference 21.5).
@@ -27,6 +28,7 @@ from protocols.http.fast_path import FastPath, Route
 from protocols.http.heads import (
     HEAD_BYTES,
     RequestHead,
+    asks_for_events,
     head_refusal,
     is_websocket_upgrade,
     is_whole,
@@ -131,7 +133,7 @@ class HttpConnection(StreamConnection):
         self._deadline = trio.current_time() + HEAD_SECONDS  # of the head, or of an idle connection
         self._lingers = 0  # the number of bytes that are read after the last answer
         self.parks = False  # the latest request was answered without waiting
-        #: The head of the request for a WebSocket, with the bytes that came behind it; empty without one.
+        #: The head of the request for a WebSocket or a stream of events, with the bytes that came behind it; or empty.
         self.upgrade = b""
 
     # --- The conversation --------------------------------------------------------------------------------------------
@@ -191,7 +193,7 @@ class HttpConnection(StreamConnection):
                 self._deadline = trio.current_time() + HEAD_SECONDS
                 self.hub.alarms.set(self, self._deadline)
             return Need.READ
-        if self._listener.takes_upgrades and is_websocket_upgrade(received):
+        if self._listener.takes_upgrades and (is_websocket_upgrade(received) or asks_for_events(received)):
             self.upgrade = received
             return Need.END
         forms = self._listener.oversized_forms

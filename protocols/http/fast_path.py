@@ -18,8 +18,9 @@ from broker.errors import DomainError
 from broker.registration.certificates import ClientCertificate
 from broker.trace.origin import Origin, enter
 from broker.trace.refusals import Refusals
+from protocols.cors import CORS
 from protocols.http.allowances import EXPOSED, Allowances
-from protocols.http.answers import CORS, REST_ROOT, Answer
+from protocols.http.answers import REST_ROOT, Answer
 from protocols.http.calls import AfterCommit
 from protocols.http.dispatch import Begun
 from protocols.http.errors import failure_answer, refusal_answer

@@ -1,7 +1,7 @@
 """The listener of HTTP and WebSocket: one port for both.
 
-`connection.py` is the conversation of a connection. One that asks for a WebSocket, at its first request or at a later
-one, is handed on.
+`connection.py` is the conversation of a connection. One that asks for a WebSocket or a stream of events, at its first
+request or at a later one, is handed on.
 """
 
 from collections.abc import Awaitable, Callable
@@ -29,7 +29,8 @@ from protocols.streams.proxies import TrustedProxies
 from protocols.streams.tls import TlsContext
 from protocols.streams.turnstile import Turnstile
 
-#: Called with the head of a request for a WebSocket, the bytes that came behind the head, and the connection.
+#: Called with the head of a request for a WebSocket or a stream of events, the bytes that came behind the head, and the
+#: connection.
 WebSocketServer = Callable[[bytes, bytes, Stream], Awaitable[None]]
 #: Hypercorn and Quart take some 2 ms for a request on a small gateway, in thirty steps of their tasks.
 _SLOW_PATHS_PER_SECOND: Final = 100.0
@@ -119,7 +120,7 @@ async def serve_http_connection(
 
 
 def _name_client(head: bytes, proxies: TrustedProxies) -> None:
-    """A WebSocket that comes through a trusted proxy is one of the client that the proxy names."""
+    """A connection through a trusted proxy is one of the client that the proxy names."""
     peer = current_peer()
     if peer.is_proxy:
         peer.address, peer.port = Forwarded(headers_of(head)).client(peer.address, proxies), 0

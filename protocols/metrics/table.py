@@ -204,6 +204,13 @@ BROKER: Final[Mapping[str, Part]] = {
         "subscribers": _now("feed_subscribers", "Subscribers of live feeds."),
         "messages_offered": _total("feed_messages_offered", "Messages that were offered to subscribers."),
     },
+    "log feeds": {
+        "feeds": _now("log_feeds", "Live feeds that go on from a position of the log."),
+        "behind": _now("log_feeds_behind", "Those of them that read the log now."),
+        "pages": _total("log_feed_pages", "Pages of the log that live feeds have read."),
+        "rows": _total("log_feed_rows", "Messages and Actions in these pages."),
+        "gaps": _total("log_feed_gaps", "Gaps that were told, because retention had deleted messages."),
+    },
     "events": {
         "subscribers": _now("event_subscribers", "Subscribers of events."),
         "events": _total("events", "Events."),

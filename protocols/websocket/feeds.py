@@ -1,12 +1,13 @@
-"""The live feed, /live: every message of the selected devices, as soon as it is stored (reference 19.2)."""
+"""The live feed, /live: every message of the selected devices, as soon as it is stored (reference 19.2 and 19.6)."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final
 
 import msgpack
 import msgspec
+import trio
 
 from broker.accounts.permissions import Permission, Reach
 from broker.accounts.tokens import TokenKind
@@ -14,11 +15,13 @@ from broker.devices.registry import Device
 from broker.envelope import Action
 from broker.errors import PermissionDenied, Unauthorized, ValidationFailed, too_long
 from broker.messages.ingest import Ingest
+from broker.messages.log_feeds import Begin, Gap, LogFeed, LogFeedForm
 from broker.routing.feeds import FeedEncoding, Subscriber
 from broker.routing.named_devices import NO_DEVICES, NamedDevices
 from config.limits import IDS_MAX
 from protocols.rendering import action_frame, action_object, message_object, message_text
 from protocols.rooms import WebSocketRooms
+from protocols.streams.hub import Hub
 from protocols.websocket.frames import FrameForm
 from protocols.websocket.handshake import HandshakeRequest
 from protocols.websocket.watcher import Watcher
@@ -27,6 +30,7 @@ from storage.keys import DeviceKey, DeviceTypeKey, Position, UserKey
 from storage.records import MessageRow
 
 _to_message_pack = msgpack.Packer().pack
+_to_json = msgspec.json.Encoder().encode
 _MIDS_KEPT: Final = 4096  # of 0.1 KiB each; a commit of a busy daemon has some hundreds of messages
 
 
@@ -165,10 +169,75 @@ async def acts_for(rooms: WebSocketRooms, reach: Reach, user: UserKey) -> bool:
     return reach.covers_user(user)
 
 
+@lru_cache(maxsize=1)
+def log_feed_forms(ingest: Ingest) -> Mapping[FrameForm, LogFeedForm]:
+    """The forms of feeds that go on from a position (reference 19.6)."""
+    mid = ingest.mid
+
+    def made(form: FrameForm, members: dict[str, str]) -> bytes:
+        if form is FrameForm.JSON:
+            return encode_text_frame(_to_json(members))
+        return encode_frame(_to_message_pack(members))
+
+    def gap(form: FrameForm, told: Gap) -> bytes:
+        return made(form, {"type": "gap", **gap_members(told, mid)})
+
+    def position(form: FrameForm, upto: Position) -> bytes:
+        return made(form, {"type": "position", "mid": mid(upto)})
+
+    known = encodings(ingest)
+    return {form: LogFeedForm(known[form], partial(gap, form), partial(position, form)) for form in FrameForm}
+
+
+def gap_members(gap: Gap, mid: Callable[[Position], str]) -> dict[str, str]:
+    """The members of a gap that clients are told."""
+    return {"from": mid(gap.behind), "to": mid(gap.upto), "reason": "retention"}
+
+
 class LiveFeed(Watcher[LiveSelection]):
     """One subscriber of the live feed."""
 
-    __slots__ = ()
+    __slots__ = ("_begin_at", "_log_feed")
+
+    def __init__(
+        self,
+        rooms: WebSocketRooms,
+        request: HandshakeRequest,
+        selection: LiveSelection,
+        begin_at: Begin | None,
+        stream: trio.abc.Stream,
+        hub: Hub,
+    ) -> None:
+        """`begin_at`: where it begins in the log; None: with what comes."""
+        super().__init__(rooms, request, selection, stream, hub)
+        self._begin_at = begin_at
+        self._log_feed: LogFeed | None = None
+
+    def begin(self) -> None:
+        if self._begin_at is None:
+            super().begin()
+            return
+        forms = log_feed_forms(self._rooms.messages.ingest)
+        self._log_feed = LogFeed(
+            self._rooms.log_feeds, self._begin_at, self._selection, forms[self.form], self, self._end_link
+        )
+        self._log_feed.open(self.hub.connections)
+
+    def _subscribe(self) -> None:
+        if self._log_feed is None:
+            super()._subscribe()
+        else:
+            self._log_feed.select(self._selection, log_feed_forms(self._rooms.messages.ingest)[self.form])
+
+    async def check(self) -> None:
+        await super().check()
+        if self._log_feed is not None:
+            self._log_feed.tell_position()
+
+    def leave(self) -> None:
+        if self._log_feed is not None:
+            self._log_feed.end()
+        super().leave()
 
     def _subscribed(self) -> AbstractContextManager[None]:
         return self._rooms.routing.feeds.subscribe(
@@ -182,7 +251,7 @@ class LiveFeed(Watcher[LiveSelection]):
             )
         )
 
-    def _offer_frames(self, frames: bytes, count: int) -> None:
+    def _offer_frames(self, frames: bytes, count: int, _first: Position, _last: Position) -> None:
         self.offer(frames, count)
 
     async def _select(self) -> LiveSelection:

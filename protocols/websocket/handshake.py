@@ -39,6 +39,11 @@ class HandshakeRequest(msgspec.Struct, frozen=True):
         values = self.parameters.get(name)
         return values[-1] if values else None
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether it asks for what was stored before (reference 19.6)."""
+        return "after" in self.parameters or "since" in self.parameters
+
     def flag(self, name: str) -> bool:
         return (self.value(name) or "").lower() in _TRUE
 
@@ -46,6 +51,11 @@ class HandshakeRequest(msgspec.Struct, frozen=True):
         """The ids of a list, each once; all values count if it was repeated."""
         items = (item.strip() for value in self.parameters.get(name, ()) for item in value.split(","))
         return tuple(dict.fromkeys(filter(None, items)))
+
+
+def is_upgrade(head: bytes) -> bool:
+    """Whether a head, which asks for a WebSocket or for events, asks for the first."""
+    return any(line.startswith(b"upgrade:") and b"websocket" in line for line in head.lower().split(b"\n"))
 
 
 class Handshake:
@@ -62,7 +72,7 @@ class Handshake:
         """Parse the client's request; None when it is no handshake and has been refused."""
         plain = self._plain
         if plain is not None:
-            request = _parsed(plain.target, plain.authorization, plain.subprotocols)
+            request = parsed(plain.target, plain.authorization, plain.subprotocols)
         else:
             try:
                 event = self._read()
@@ -72,7 +82,7 @@ class Handshake:
             if not isinstance(event, Request):
                 return None
             given = {name: value for name, value in event.extra_headers if name == b"authorization"}
-            request = _parsed(event.target, given.get(b"authorization", b""), tuple(event.subprotocols))
+            request = parsed(event.target, given.get(b"authorization", b""), tuple(event.subprotocols))
         self._path = request.path
         return request
 
@@ -128,7 +138,10 @@ class Handshake:
             await self.refuse(BadRequest())
 
 
-def _parsed(target: str, header: bytes, subprotocols: tuple[str, ...]) -> HandshakeRequest:
+def parsed(
+    target: str, header: bytes, subprotocols: tuple[str, ...] = (), *, is_in_header: bool = False
+) -> HandshakeRequest:
+    """The request of a target, and of the header `Authorization`. `is_in_header`: the token comes from there alone."""
     path, _, query = target.partition("?")
     parameters: dict[str, tuple[str, ...]] = {}
     authorization = None
@@ -136,7 +149,7 @@ def _parsed(target: str, header: bytes, subprotocols: tuple[str, ...]) -> Handsh
     for given, value in parse_qsl(query):
         name = given.lstrip("?")
         if name.lower() == "authorization":
-            authorization = value
+            authorization = None if is_in_header else value
         else:
             parameters[name] = (*parameters.get(name, ()), value)
     if authorization is None:

@@ -1,4 +1,5 @@
-"""The WebSocket server: from the head of a handshake to the conversation of its path.
+"""The WebSocket server: from the head of a handshake to the conversation of its path. A request for Server-Sent Events
+goes on in event_stream.py.
 
 connection.py has what all open connections have in common, device_conversation.py the device channel, and feeds.py and
 events.py the feeds.
@@ -21,14 +22,16 @@ from protocols.streams.tls import peer_certificate
 from protocols.websocket.connection import WebSocket
 from protocols.websocket.device_channel import DeviceChannel
 from protocols.websocket.device_conversation import DeviceConversation
+from protocols.websocket.event_stream import serve_event_stream
 from protocols.websocket.events import EventFeed, select_events
 from protocols.websocket.feeds import LiveFeed, select_live
-from protocols.websocket.handshake import Handshake, HandshakeRequest
+from protocols.websocket.handshake import Handshake, HandshakeRequest, is_upgrade
 from protocols.websocket.tunnel import Tunnel
 from storage.sql import StoreError
 
+_LIVE: Final = "/v1.1/live"
+_FEEDS: Final = frozenset({_LIVE, "/v1.1/events"})
 #: The names of MQTT as a subprotocol; the first is that of 3.1.1 and 5.0 [MQTT-6.0.0-3], the second that of 3.1.
-_FEEDS: Final = frozenset({"/v1.1/live", "/v1.1/events"})
 _MQTT_SUBPROTOCOLS: Final = ("mqtt", "mqttv3.1")
 
 #: Serves a protocol on the stream inside a WebSocket.
@@ -48,12 +51,15 @@ async def serve_websocket_connection(
 
     Args:
         rooms: the broker.
-        head: the whole head of the client's handshake.
+        head: the whole head of the client's handshake, or of its request for events.
         early: what the client has sent behind the head.
         stream: the rest of the connection.
         hub: what the connections share.
         mqtt: serves MQTT at its path.
     """
+    if not is_upgrade(head):
+        await serve_event_stream(rooms, head, early, stream, hub=hub)
+        return
     connection = await _shake_hands(rooms, head, early, stream, carries_mqtt=mqtt is not None, hub=hub)
     if isinstance(connection, WebSocket):
         await connection.run(early)
@@ -85,6 +91,9 @@ async def _shake_hands(
                 caller = await rooms.accounts.tokens.caller(request.token)
                 await rooms.registration.admission.check_caller(caller, shown)
                 authenticated(caller, is_feed=request.path in _FEEDS)
+                if request.path == _LIVE and request.goes_on:
+                    rooms.log_feeds.check_room(caller)
+                    caller.act()
         except (DomainError, StoreError) as error:
             await handshake.refuse(refusal_for(error))
             return None
@@ -125,7 +134,10 @@ async def _admit(
             channel = DeviceChannel(ack=request.flag("ack"), handshake_token=request.token, handshake_meter=meter)
             return partial(DeviceConversation, rooms, channel, shown)
         case "/v1.1/live":
-            return partial(LiveFeed, rooms, request, await select_live(rooms, request))
+            selection, begin = await select_live(rooms, request), None
+            if request.goes_on:
+                begin = await rooms.log_feeds.begin(request.value("after"), request.value("since"))
+            return partial(LiveFeed, rooms, request, selection, begin)
         case "/v1.1/events":
             return partial(EventFeed, rooms, request, await select_events(rooms, request))
         case _:

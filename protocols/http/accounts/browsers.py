@@ -14,12 +14,12 @@ from broker.ids import is_id, new_id
 from broker.site import AccountsRoot
 from broker.trace.origin import acting
 from config.limits import SECOND_FACTOR_SECONDS, SESSION_SECONDS
+from protocols.cookies import SESSION_COOKIE
 from protocols.http.accounts.forms import as_field
 from protocols.http.accounts.pages import is_head, render_page
 from protocols.http.reading import Query
 from protocols.http.texts import speak
 
-_SESSION: Final = "trunkline_session"
 _FORM_KEY: Final = "trunkline_form"
 #: The text for a form that was shown too long ago, or in another session.
 OLD_FORM: Final = "This form is no longer valid. Please try again."
@@ -49,7 +49,7 @@ class Browsers:
     @property
     def session_id(self) -> str:
         """The value of the session cookie, which need not be valid."""
-        return request.cookies.get(_SESSION, "")
+        return request.cookies.get(SESSION_COOKIE, "")
 
     async def session(self) -> Session | None:
         session = await self._sessions.find(self.session_id)
@@ -62,7 +62,7 @@ class Browsers:
 
     def remember(self, answer: Response, session: Session) -> None:
         # For all paths: the console needs it, too.
-        self._set(answer, _SESSION, session.id, max_age=SESSION_SECONDS, path="/")
+        self._set(answer, SESSION_COOKIE, session.id, max_age=SESSION_SECONDS, path="/")
         self._set(answer, _FORM_KEY, "", max_age=0)
         if self.waiting:
             self._set(answer, _WAITING, "", max_age=0)
@@ -76,7 +76,7 @@ class Browsers:
         self._set(answer, _WAITING, wanted.waiting, max_age=SECOND_FACTOR_SECONDS)
 
     def forget(self, answer: Response) -> None:
-        self._set(answer, _SESSION, "", max_age=0, path="/")
+        self._set(answer, SESSION_COOKIE, "", max_age=0, path="/")
 
     def showed_form(self, csrf: str) -> bool:
         """The CSRF token proves that the form was shown to this browser."""

@@ -46,7 +46,7 @@ class Watcher:
         self.asked.append(device.key)
         return self._watches(device)
 
-    def offer(self, frames: bytes, count: int) -> None:
+    def offer(self, frames: bytes, count: int, _first: Position, _last: Position) -> None:
         self.got.append((frames, count))
 
 
@@ -199,7 +199,7 @@ def test_a_row_whose_device_is_not_held_is_left_out(router: Router, feeds: Feeds
 
 
 def test_a_subscriber_that_raises_does_not_harm_the_others(router: Router, feeds: Feeds, codec: Codec) -> None:
-    def fail(_frames: bytes, _count: int) -> None:
+    def fail(_frames: bytes, _count: int, _first: Position, _last: Position) -> None:
         raise ZeroDivisionError
 
     broken = Subscriber(lambda _device: True, fail, codec.encoding, b"", lambda _reason: None)

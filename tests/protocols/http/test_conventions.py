@@ -30,7 +30,7 @@ CORS = {
     "access-control-allow-origin": "*",
     "access-control-allow-methods": "POST, GET, PUT, DELETE, OPTIONS",
     "access-control-allow-headers": (
-        "Origin, X-Requested-With, Content-Type, Accept, Referer, User-Agent, Authorization, If-Match"
+        "Origin, X-Requested-With, Content-Type, Accept, Referer, User-Agent, Authorization, If-Match, Last-Event-ID"
     ),
 }
 DEVICE = f"/devices/{KITCHEN}"
