@@ -94,6 +94,98 @@ def literals_of_template(source: str) -> list[str]:
     return found + [one for one in visible.found if one not in SAME and _LETTERS.search(one)]
 
 
+# Scripts
+
+_STRING: Final = r'"(?:[^"\\\n]|\\.)*"'
+#: A comment, a regular expression behind an operator, a string, or a template without its strings.
+_TOKEN: Final = re.compile(
+    r"(?P<comment>//[^\n]*|/\*.*?\*/)|(?<=[(,=:\[!&|?;\s])(?P<regex>/(?![/*\s])(?:[^/\\\n\[]|\\.|\[(?:[^\]\\\n]|\\.)*\])+/\w*)"
+    rf"|(?P<string>{_STRING}|'(?:[^'\\\n]|\\.)*')",
+    re.DOTALL,
+)
+_KEY: Final = re.compile(rf"(?<![\w.$])(?:(?:_|phrase)\(({_STRING})|plural\({_STRING}, ({_STRING}))")
+_BEFORE: Final = re.compile(rf"(?<![\w.$])(?:_\(|phrase\(|plural\(|plural\({_STRING}, )$")
+#: Looks like a text for people: words with a space, or one word with a capital letter.
+_TEXT: Final = re.compile(r"[A-Za-z“][\w’'“”.,:…-]* [\w“({].*|[A-Z][a-z]+[.?!…]?|[a-z,]+ | [a-z]+.*")
+#: The same in the literal parts of a template.
+_SENTENCE_PART: Final = re.compile(r"[A-Za-z]{2,}[,:]? [a-z]{2,}|^[A-Z][a-z]+ \$|(?<=\}) [a-z]{2,} (?=\$)")
+#: Literals that look like texts and are none: of commands, programs, protocols and the API.
+NO_TEXTS: Final = frozenset(
+    {
+        *("Edg", "Edge", "Opera", "Firefox", "Chrome", "Safari", "Android", "Windows", "Mac OS X", "Linux"),
+        *("Boolean", "Double", "Float", "Integer", "Long", "String", "True", "False", "Zephyr"),
+        *("Authorization", "Received", "Success", "Failure", "Processing", "Failed", "Escape", "Enter", "Home", "End"),
+        *("Tab", "Space", "Delete", "Application"),
+        *("In the room", "no connection", "device management", "topic devices", "signed in"),
+        *("small quiet", "danger small", "quiet small", "notice good", "button", "Trunkline"),
+        *("does not contain", "is in message", "is not in message", "wanted ", ", "),
+    }
+)
+_COMMAND: Final = re.compile(
+    r"(trunkline|provision|audit|backup|plans|payments|type|user|device|receive|curl|coap\S*|mosquitto_\w+) .*|-\w .*"
+    r"|(quiet|danger|plain|toast|notice|badge|row|empty|secret|line|box|tag|size|column|wide|small)( [\w-]+)+"
+    r"|popup,.*|.*Content-Type: .*|Bearer .*|<meta .*| ?[·{] .*|.*Authorization: .*"
+    r"|[MZ] .*|\d+ .*|\[.*|[.#][\w-]+.*|[\w-]+ [\w-]+\[.*"
+)
+#: Programs for people's devices, with comments of their own; and the texts themselves.
+_WITHOUT_TEXTS: Final = frozenset({"programs.js", "texts.js"})
+
+
+def scripts() -> Iterator[tuple[str, str]]:
+    for file in sorted(files("protocols.http.console").joinpath("static").iterdir(), key=lambda one: one.name):
+        if file.name.endswith(".js"):
+            yield file.name, file.read_text(encoding="utf-8")
+
+
+def keys_of_script(name: str, source: str) -> Iterator[Text]:
+    code = re.sub(r"^\s*//.*", "", source, flags=re.MULTILINE)
+    for found in _KEY.finditer(code):
+        yield Text.at(json.loads(found[1] or found[2]), f"{name}:{code.count(chr(10), 0, found.start()) + 1}")
+
+
+def literals_of_script(name: str, source: str) -> list[str]:
+    """Strings of a script that look like texts for people, and are in no call that says them."""
+    if name in _WITHOUT_TEXTS:
+        return []
+    found = []
+    for token in _TOKEN.finditer(source):
+        literal = token["string"]
+        if literal is None or _BEFORE.search(source[max(0, token.start() - 200) : token.start()]):
+            continue
+        text = literal[1:-1]
+        if (
+            text in NO_TEXTS
+            or text in SAME
+            or _COMMAND.fullmatch(text)
+            or not _TEXT.fullmatch(text)
+            or _is_class(source, token.start())
+        ):
+            continue
+        found.append(f"{name}:{source.count(chr(10), 0, token.start()) + 1}: {text}")
+    for number, line in enumerate(source.splitlines(), 1):
+        for template in re.findall(r"`((?:[^`\\]|\\.)*)`", re.sub(r"^\s*//.*|\s//\s.*", "", line)):
+            plain = re.sub(r"\$\{[^{}]*\}", "${}", template)
+            if _SENTENCE_PART.search(plain) and not _COMMAND.fullmatch(plain):
+                found.append(f"{name}:{number}: {template}")
+    return found
+
+
+def _is_class(source: str, at: int) -> bool:
+    """The literal at this place is a value that nobody reads: of a property, a selector, a comparison, a command."""
+    before = source[max(0, at - 60) : at]
+    return (
+        re.search(
+            r"(?:\b(?:class|className|type|id|role|href|for|rel|autocomplete|kind|file|sort|order)\"?[:=] ?"
+            r"(?:[^,:{}]*\? )?"
+            r"|(?:===|!==) ?|\b(?:import|from) |querySelector(?:All)?\(|closest\(|\$\(|matchMedia\("
+            r"|same(?:Command|Client|As)\(|matches\(|addEventListener\(|(?:style|font|cursor) = |[Hh]eader\("
+            r"|command\()$",
+            before,
+        )
+        is not None
+    )
+
+
 # Programs
 
 
@@ -188,6 +280,8 @@ def every_key() -> Iterator[Text]:
     yield from keys_of_navigation()
     for name, source in templates():
         yield from keys_of_template(name, source)
+    for name, source in scripts():
+        yield from keys_of_script(name, source)
     yield from keys_of_programs()
     yield from keys_of_reasons()
 

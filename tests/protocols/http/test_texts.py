@@ -15,7 +15,18 @@ from config.languages import ENGLISH, LANGUAGES
 from protocols.http import texts
 from protocols.http.texts import TEXTS, Form, alike, preferred, reason_of, rich, said
 from tests.rows import each_row
-from tests.texts import FILE, Text, every_key, file_of, keys_of_template, literals_of_template, templates
+from tests.texts import (
+    FILE,
+    Text,
+    every_key,
+    file_of,
+    keys_of_script,
+    keys_of_template,
+    literals_of_script,
+    literals_of_template,
+    scripts,
+    templates,
+)
 
 _TRANSLATED: Final = set(LANGUAGES) - {ENGLISH}
 _NAME: Final = re.compile(r"\{\w*\}")
@@ -75,7 +86,7 @@ def test_texts_are_clean() -> None:
                 assert text == text.strip() or key != key.strip(), f"{language}: {text!r}"
                 assert text, key
                 if language == "fr":
-                    plain = re.sub(r"https?://\S+|\d:\d|\{\w*\}|&\w+;|[\w-]+:\w+", "", text)
+                    plain = re.sub(r"https?://\S+|\d:\d|\{\w*\}|&\w+;|[\w-]+:\w+|/\S+", "", text)
                     assert not re.search(r"[^\u00a0\u202f:?!](?:[;?!]|:(?= |$))", plain), (
                         f"no space that holds: {text!r}"
                     )
@@ -92,6 +103,23 @@ def test_the_file_is_sorted_so_that_changes_meet_seldom() -> None:
 @pytest.mark.parametrize(("name", "source"), list(templates()))
 def test_no_template_has_a_text_that_is_not_translated(name: str, source: str) -> None:
     assert literals_of_template(source) == [], name
+
+
+def test_no_script_has_a_text_that_is_not_translated() -> None:
+    found = [literal for name, source in scripts() for literal in literals_of_script(name, source)]
+    assert found == [], "\n".join(found)
+
+
+def test_a_literal_in_a_script_is_found() -> None:
+    source = 'h("p", { class: "small quiet" }, "Nothing yet.", _("Nothing yet."), `${count} devices found`, "p")'
+    assert [one.rpartition(": ")[2] for one in literals_of_script("x.js", source)] == [
+        "Nothing yet.",
+        "${count} devices found",
+    ]
+    assert list(keys_of_script("x.js", 'plural("{count} day", "{count} days", 2), phrase("until {when}", {})')) == [
+        "{count} days",
+        "until {when}",
+    ]
 
 
 def test_a_literal_in_a_template_is_found() -> None:

@@ -3,6 +3,7 @@
 import { attempt, call, done } from "./api.js";
 import { $, fill, h } from "./dom.js";
 import { parameterInputs, parametersIn } from "./parameters.js";
+import { _ } from "./texts.js";
 
 export class Acting {
   constructor(did, manifest) {
@@ -14,8 +15,8 @@ export class Acting {
     this.choice = h("select", { id: "action", name: "action" },
       this.actions.map((one) => h("option", { value: one.name }, one.description ? `${one.name}: ${one.description}` : one.name)));
     this.parameters = h("div", { class: "fields" });
-    this.form.append(h("p", {}, h("label", { for: "action" }, "Action"), this.choice), this.parameters,
-      h("div", {}, h("button", { type: "submit" }, "Send")));
+    this.form.append(h("p", {}, h("label", { for: "action" }, _("Action")), this.choice), this.parameters,
+      h("div", {}, h("button", { type: "submit" }, _("Send"))));
     this.choice.addEventListener("change", () => this.ask());
     this.form.addEventListener("submit", (event) => { event.preventDefault(); this.send(); });
     this.ask();
@@ -34,7 +35,7 @@ export class Acting {
     const action = parameters.length ? { name, parameters: parametersIn(this.form, this.chosen, "parameter") } : { name };
     attempt(async () => {
       await call("POST", "/actions", { body: { ddid: this.did, data: { actions: [action] } } });
-      done(`${name} is on its way.`);
+      done(_("{name} is on its way.", { name }));
     }, { form: this.form });
   }
 }

@@ -3,6 +3,7 @@
 import { toast, showLine } from "./dom.js";
 import { withNames } from "./names.js";
 import { signInAgain } from "./session.js";
+import { _ } from "./texts.js";
 
 const meta = (name) => document.querySelector(`meta[name="${name}"]`).content;
 export const REST = meta("rest");
@@ -27,7 +28,7 @@ const note = (data, answer) => {
 export class Refused extends Error {
   constructor(status, body) {
     const error = body?.error ?? {};
-    const message = typeof error.message === "string" ? error.message : `The server answered ${status}.`;
+    const message = typeof error.message === "string" ? error.message : _("The server answered {status}.", { status });
     super(typeof error.reason === "string" ? `${message}: ${error.reason}` : message);
     this.status = status;
     this.findings = (error.errors ?? []).flat();
@@ -50,7 +51,7 @@ export function reachable(who, yes) {
   const bar = document.getElementById("connection");
   bar.hidden = lost.size === 0;
   if (lost.size === 0) bar.textContent = "";
-  else if (!bar.textContent) bar.textContent = "No connection to the server. Trying again…";
+  else if (!bar.textContent) bar.textContent = _("No connection to the server. Trying again…");
 }
 
 export function accessToken(fresh = false) {
@@ -69,7 +70,7 @@ async function askForToken() {
     }
     const renewed = hasDeclined ? null : await signInAgain();
     hasDeclined = renewed === null;
-    if (renewed === null) throw new Refused(401, { error: { message: "You are signed out. Your input is still here, and not saved." } });
+    if (renewed === null) throw new Refused(401, { error: { message: _("You are signed out. Your input is still here, and not saved.") } });
     csrf = renewed;
     for (const input of document.querySelectorAll('input[name="csrf"]')) input.value = csrf;
     return askForToken();
@@ -85,13 +86,13 @@ async function askForToken() {
 function outdated() {
   if (document.getElementById("outdated")) return;
   const reload = document.createElement("button");
-  Object.assign(reload, { type: "button", className: "small", textContent: "Reload" });
+  Object.assign(reload, { type: "button", className: "small", textContent: _("Reload") });
   reload.addEventListener("click", () => location.reload());
   const note = document.createElement("div");
   Object.assign(note, { id: "outdated", className: "notice" });
   note.setAttribute("role", "alert");
   const text = document.createElement("p");
-  text.textContent = "This service has another version now. Reload this page; save what you typed before.";
+  text.textContent = _("This service has another version now. Reload this page; save what you typed before.");
   note.append(text, reload);
   document.getElementById("content").prepend(note);
 }
@@ -139,7 +140,7 @@ async function respond(method, url, body, tag) {
     if (answer.status === 429 && method === "GET" && attempt < 3) {
       const seconds = Number(answer.headers.get("Retry-After") ?? 5);
       if (seconds <= 60) {
-        toast(`Too many calls in a short time: going on in ${seconds} s.`, { seconds });
+        toast(_("Too many calls in a short time: going on in {seconds} s.", { seconds }), { seconds });
         await new Promise((resolve) => setTimeout(resolve, seconds * 1000));
         continue;
       }
@@ -196,7 +197,7 @@ export function curlLine(method, url, body) {
 export function done(text) {
   const line = lastLine;
   hasTyped = false;
-  toast(text, { label: "As a command", action: () => showLine(line) });
+  toast(text, { label: _("As a command"), action: () => showLine(line) });
 }
 
 // Runs the work of a button or form, shows that it is running, and shows a refusal at its fields.
@@ -209,7 +210,7 @@ export async function attempt(work, { form, button } = {}) {
     return await work();
   } catch (error) {
     if (!(error instanceof Refused) && !(error instanceof TypeError)) throw error;
-    const text = error instanceof Refused ? error.text : "The server did not answer. Nothing is known to have changed.";
+    const text = error instanceof Refused ? error.text : _("The server did not answer. Nothing is known to have changed.");
     if (!form || !showFindings(form, error)) toast(withNames(text), { bad: true });
     return undefined;
   } finally {

@@ -5,11 +5,12 @@
 // depends on the width and not on the number of points.
 
 import { fullTime, h, shown, truth, whole } from "./dom.js";
+import { _, locale } from "./texts.js";
 
 const LEFT = 52, RIGHT = 10, TOP = 10, BOTTOM = 22;
 // The first is the main color of the page; the others stand out from it, and from each other, on light and on dark.
 const COLORS = [null, ["#b45309", "#fbbf24"], ["#0f766e", "#2dd4bf"], ["#7e22ce", "#d8b4fe"], ["#be123c", "#fda4af"], ["#4d7c0f", "#bef264"]];
-const ZONE = new Intl.DateTimeFormat(undefined, { timeZoneName: "short" }).formatToParts().find((one) => one.type === "timeZoneName")?.value ?? "";
+const ZONE = new Intl.DateTimeFormat(locale, { timeZoneName: "short" }).formatToParts().find((one) => one.type === "timeZoneName")?.value ?? "";
 const STEPS_MS = [1, 2, 5, 10, 15, 30].map((one) => one * 1000)
   .concat([1, 2, 5, 10, 15, 30].map((one) => one * 60000))
   .concat([1, 2, 3, 6, 12].map((one) => one * 3600000))
@@ -59,7 +60,7 @@ export class Chart {
     if (isFocused) seen.focus({ preventScroll: true });  // Escape leads back from a range without points, too
     unseen.hidden = true;
     if (isEmpty) {
-      this.nothing.textContent = this.kind === "latest" ? "No values yet" : this.step ? "Switches are drawn live only" : "No values in this time";
+      this.nothing.textContent = this.kind === "latest" ? _("No values yet") : this.step ? _("Switches are drawn live only") : _("No values in this time");
       for (const one of this.series) one.latest.textContent = "";
       return;
     }
@@ -163,7 +164,7 @@ export class Chart {
     pen.textBaseline = "top";
     const span = this.range[1] - this.range[0];
     const step = STEPS_MS.find((one) => span / one <= this.frame.width / 80) ?? STEPS_MS.at(-1);
-    const format = new Intl.DateTimeFormat(undefined, step >= 86400000 ? { month: "short", day: "numeric" }
+    const format = new Intl.DateTimeFormat(locale, step >= 86400000 ? { month: "short", day: "numeric" }
       : step >= 60000 ? { hour: "2-digit", minute: "2-digit" } : { minute: "2-digit", second: "2-digit" });
     // Ticks on round hours and days of this zone, also where its clocks change within the range
     const tick = (t) => t + (new Date(t).getTimezoneOffset() - new Date(this.range[0]).getTimezoneOffset()) * (step >= 3600000 ? 60000 : 0);
@@ -245,8 +246,8 @@ export class Chart {
   }
 
   words(one, name) {
-    const range = one.low === undefined ? "" : ` (mean; ${shown(one.low)} to ${shown(one.high)}, ${whole(one.count)} messages)`;
-    return `${fullTime(one.t)} ${ZONE}: ${this.value(one, name)}${range}`;
+    const range = one.low === undefined ? "" : _("(mean; {low} to {high}, {count} messages)", { low: shown(one.low), high: shown(one.high), count: whole(one.count) });
+    return `${fullTime(one.t)} ${ZONE}: ${this.value(one, name)} ${range}`.trim();
   }
 
   nearest(points, t) {
@@ -258,13 +259,13 @@ export class Chart {
   describe() {
     const told = this.series.map((one) => {
       const last = one.points.at(-1);
-      const text = last === undefined ? "no data" : `${this.kind} ${this.value(last, one.name)}`;
+      const text = last === undefined ? _("no data") : `${this.kind} ${this.value(last, one.name)}`;
       const hovered = this.hover === null ? undefined : this.nearest(one.points, this.hover);
       const said = hovered === undefined ? text : this.words(hovered, one.name);
       if (one.latest.textContent !== said) one.latest.textContent = said;
-      return `${one.name} over time: ${whole(one.seen.length)} points, ${text}.`;
+      return _("{name} over time: {count} points, {text}.", { name: one.name, count: whole(one.seen.length), text });
     });
-    this.canvas.setAttribute("aria-label", `${told.join(" ")} Times in ${ZONE}. Arrow keys read the points, plus and minus zoom.`);
+    this.canvas.setAttribute("aria-label", _("{told} Times in {zone}. Arrow keys read the points, plus and minus zoom.", { told: told.join(" "), zone: ZONE }));
   }
 
   point(t) {

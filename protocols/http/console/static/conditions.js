@@ -4,12 +4,13 @@ import { fill, h, truth } from "./dom.js";
 import { isNumber } from "./manifest.js";
 import { read } from "./parameters.js";
 import { deviceField, devicePicker, isMissing, manifestOfDevice, missingNote, newId, NO_DEVICE, removable } from "./parts.js";
+import { _ } from "./texts.js";
 
 const WORDS = {
-  "=": "is", "!=": "is not", "<": "is below", "<=": "is at most", ">": "is above", ">=": "is at least", contains: "contains",
-  "does not contain": "does not contain", "is in message": "is in the message", "is not in message": "is not in the message",
+  "=": _("is"), "!=": _("is not"), "<": _("is below"), "<=": _("is at most"), ">": _("is above"), ">=": _("is at least"), contains: _("contains"),
+  "does not contain": _("does not contain"), "is in message": _("is in the message"), "is not in message": _("is not in the message"),
 };
-const OF_TIME = { "=": "it is", "<": "it is before", ">": "it is after" };
+const OF_TIME = { "=": _("it is"), "<": _("it is before"), ">": _("it is after") };
 const WITHOUT_OPERAND = ["is in message", "is not in message"];
 const field = (id, words, input) => h("p", {}, h("label", { for: id }, words), input);
 
@@ -39,7 +40,7 @@ async function valueRow(given, at) {
   const what = h("select", { id: `${id}-field`, name: nameOf(at, "field") });
   const operator = h("select", { id: `${id}-operator`, name: nameOf(at, "operator") });
   const operand = h("div", {});
-  const duration = h("input", { id: `${id}-duration`, name: nameOf(at, "duration.value"), type: "number", min: 1, max: 31536000, placeholder: "at once", value: given?.duration?.value ?? "" });
+  const duration = h("input", { id: `${id}-duration`, name: nameOf(at, "duration.value"), type: "number", min: 1, max: 31536000, placeholder: _("at once"), value: given?.duration?.value ?? "" });
   const note = h("div", {});
   let fields = new Map();
   // The type of a missing field is that of its operand.
@@ -52,7 +53,7 @@ async function valueRow(given, at) {
       ? h("select", names, h("option", { value: "true" }, truth(true, what.value)), h("option", { value: "false" }, truth(false, what.value)))
       : h("input", { ...names, type: isNumber(one) ? "number" : "text", step: "any", autocomplete: "off" });
     if (value !== undefined) input.value = Array.isArray(value) ? value.join(", ") : String(value);
-    fill(operand, WITHOUT_OPERAND.includes(operator.value) ? [] : field(names.id, one.unit ? `Value (${one.unit})` : "Value", input));
+    fill(operand, WITHOUT_OPERAND.includes(operator.value) ? [] : field(names.id, one.unit ? _("Value ({unit})", { unit: one.unit }) : _("Value"), input));
     item.isItem = isItem;
   };
   const operators = (wanted) => {
@@ -67,14 +68,14 @@ async function valueRow(given, at) {
     operators(given?.operator);
     ask(given?.operand?.value);
     const isGone = lacks.length > 0 && await isMissing(device.value);
-    fill(note, lacks.length ? missingNote(isGone ? NO_DEVICE : `The type of this device has no field ${given.field}. Choose another one.`) : []);
+    fill(note, lacks.length ? missingNote(isGone ? NO_DEVICE : _("The type of this device has no field {field}. Choose another one.", { field: given.field })) : []);
   };
   // The condition of a missing device is kept for the device that replaces it.
   device.addEventListener("change", () => { if (!note.childElementCount) given = undefined; learn(); });
   what.addEventListener("change", () => { given = undefined; fill(note); operators(); ask(); });
   operator.addEventListener("change", () => ask());
-  item.append(deviceField(device), field(what.id, "Field", what), field(operator.id, "Compared", operator), operand,
-    field(duration.id, "For seconds", duration), note);
+  item.append(deviceField(device), field(what.id, _("Field"), what), field(operator.id, _("Compared"), operator), operand,
+    field(duration.id, _("For seconds"), duration), note);
   await learn();
   item.read = () => {
     const condition = { sdid: device.value, field: what.value, operator: operator.value };
@@ -85,7 +86,7 @@ async function valueRow(given, at) {
     if (duration.value) condition.duration = { value: Number(duration.value), acceptUpdate: true };
     return condition;
   };
-  return removable(item, "this condition");
+  return removable(item, _("this condition"));
 }
 
 function typeOf(value) {
@@ -101,8 +102,8 @@ function timeRow(given, at) {
   if (given?.operator) operator.value = given.operator;
   const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
   const operand = h("input", { id: `${id}-operand`, name: nameOf(at, "operand.value"), required: true, autocomplete: "off", value: given?.operand?.value ?? `30 7 * * mon-fri * TZ ${zone}` });
-  item.append(field(operator.id, "When", operator), field(operand.id, "Minute, hour, day, month, weekday, year, TZ and zone", operand));
+  item.append(field(operator.id, _("When"), operator), field(operand.id, _("Minute, hour, day, month, weekday, year, TZ and zone"), operand));
   item.classList.add("time");
   item.read = () => ({ field: "datetime", operator: operator.value, operand: { value: operand.value } });
-  return removable(item, "this time");
+  return removable(item, _("this time"));
 }

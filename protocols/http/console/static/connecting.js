@@ -4,6 +4,7 @@ import { attempt, call, done, get, Refused, REST } from "./api.js";
 import { $, copyButton, fill, h } from "./dom.js";
 import { put } from "./manifest.js";
 import { espIdf, microPython, node, zephyr } from "./programs.js";
+import { _ } from "./texts.js";
 
 const SAMPLES = { Boolean: true, Integer: 21, Long: 21, Double: 21.5, Float: 21.5, String: "hello" };
 const HIDDEN = "<device token>";
@@ -35,13 +36,13 @@ export class Connecting {
       this.box.hidden = false;
       waiting.hidden = false;
       waiting.className = "notice";
-      fill(waiting, h("p", {}, h("b", {}, "Waiting for the first message… "), "Copy a line from “Connect it” into a shell, or onto your device."),
-        h("button", { type: "button", onclick: (event) => this.lead(event.target) }, "Show me the line"));
+      fill(waiting, h("p", {}, h("b", {}, _("Waiting for the first message…")), " ", _("Copy a line from “Connect it” into a shell, or onto your device.")),
+        h("button", { type: "button", onclick: (event) => this.lead(event.target) }, _("Show me the line")));
       this.box.parentElement.prepend(this.box);
     } else if (now && this.state === "waiting") {
       this.state = "connected";
       waiting.className = "notice good";
-      fill(waiting, h("p", {}, "The first message is here. Your device is connected."));
+      fill(waiting, h("p", {}, _("The first message is here. Your device is connected.")));
     } else {
       this.state = "known";
       waiting.hidden = true;
@@ -52,16 +53,16 @@ export class Connecting {
   // A message came, and no field of it was stored.
   troubled() {
     if (this.state === "waiting") {
-      fill($("#waiting"), h("p", {}, h("b", {}, "A message came, and was not stored. "), "The list of messages says why."),
-        h("a", { class: "button", href: "#trail-title" }, "Show me"));
+      fill($("#waiting"), h("p", {}, h("b", {}, _("A message came, and was not stored.")), " ", _("The list of messages says why.")),
+        h("a", { class: "button", href: "#trail-title" }, _("Show me")));
     }
   }
 
   tools() {
     fill($("#token-tools"), this.token
-      ? [h("button", { type: "button", class: "quiet small", onclick: () => this.hide() }, "Hide the token"),
-        h("button", { type: "button", class: "quiet small", onclick: (event) => this.renew(event.target) }, "Make a new token")]
-      : h("button", { type: "button", class: "small", onclick: (event) => this.show(event.target) }, "Show the token"));
+      ? [h("button", { type: "button", class: "quiet small", onclick: () => this.hide() }, _("Hide the token")),
+        h("button", { type: "button", class: "quiet small", onclick: (event) => this.renew(event.target) }, _("Make a new token"))]
+      : h("button", { type: "button", class: "small", onclick: (event) => this.show(event.target) }, _("Show the token")));
   }
 
   async lead(button) {
@@ -87,7 +88,7 @@ export class Connecting {
     return attempt(async () => {
       const { data } = await call("PUT", `/devices/${this.device.id}/tokens`);
       this.uncover(data.accessToken);
-      done("The device has a new token; the old one is no longer valid.");
+      done(_("The device has a new token; the old one is no longer valid."));
     }, { button });
   }
 
@@ -106,8 +107,8 @@ export class Connecting {
     for (const button of $("#ways").children) button.setAttribute("aria-pressed", String(button.textContent === name));
     const [, about, line] = this.ways.find(([one]) => one === name);
     const text = line(this.token || HIDDEN);
-    const secure = this.place.fingerprint && h("p", { class: "hint" }, "Fingerprint of the certificate (SHA-256): ", h("code", {}, this.place.fingerprint));
-    fill($("#way"), h("p", {}, about), h("div", { class: "line" }, h("pre", { tabindex: "0" }, h("code", {}, text)), copyButton(() => text, `the line for ${name}`)), secure || null);
+    const secure = this.place.fingerprint && h("p", { class: "hint" }, _("Fingerprint of the certificate (SHA-256):"), " ", h("code", {}, this.place.fingerprint));
+    fill($("#way"), h("p", {}, about), h("div", { class: "line" }, h("pre", { tabindex: "0" }, h("code", {}, text)), copyButton(() => text, _("the line for {name}", { name }))), secure || null);
   }
 
   // [name, about, the line with a token]
@@ -119,29 +120,29 @@ export class Connecting {
     const body = JSON.stringify({ data: this.data });
     const simulate = (protocol, address) => (token) => `TRUNKLINE_TOKEN=${token} ${program} simulate --protocol ${protocol} --address ${address} --device ${id} --type ${quote(this.type.uniqueName)}`;
     const authority = http.port ? http.host : `${http.host}:${http.protocol === "https:" ? 443 : 80}`;
-    const found = [["curl", "One message over HTTP.", (token) => `curl -X POST ${quote(`${origin}${REST}/messages`)} -H ${quote(`Authorization: Bearer ${token}`)} -H 'Content-Type: application/json' -d ${quote(JSON.stringify({ sdid: id, data: this.data }))}`]];
+    const found = [["curl", _("One message over HTTP."), (token) => `curl -X POST ${quote(`${origin}${REST}/messages`)} -H ${quote(`Authorization: Bearer ${token}`)} -H 'Content-Type: application/json' -d ${quote(JSON.stringify({ sdid: id, data: this.data }))}`]];
     if (mqtt) {
       const [host, port] = split(mqtt);
-      found.push(["MQTT", `User name: the device id. Password: the token. Topic: /v1.1/messages/${id}`, (token) => `mosquitto_pub -h ${host} -p ${port}${mqttSecure ? " --capath /etc/ssl/certs" : ""} -q 1 -u ${id} -P ${token} -t /v1.1/messages/${id} -m ${quote(data)}`]);
+      found.push(["MQTT", _("User name: the device id. Password: the token. Topic: /v1.1/messages/{id}", { id }), (token) => `mosquitto_pub -h ${host} -p ${port}${mqttSecure ? " --capath /etc/ssl/certs" : ""} -q 1 -u ${id} -P ${token} -t /v1.1/messages/${id} -m ${quote(data)}`]);
     }
     // Debian names libcoap's client after the TLS library that it was built with.
     const post = `-m post -t 50 -e ${quote(body)}`;
-    if (coap && coapSecure) found.push(["CoAP", "DTLS with a pre-shared key. Identity: the device id. Key: the token, as 16 bytes; the shell cannot pass a token with 00 among them, then make a new one. Elsewhere than on Debian, the program is coap-client.", (token) => `coap-client-openssl -u ${id} -k "$(perl -e 'print pack "H*", shift' ${token})" ${post} ${quote(`coaps://${coap}/v1.1/messages/${token}`)}`]);
-    else if (coap) found.push(["CoAP", "The token is the end of the path. Elsewhere than on Debian, the program is coap-client.", (token) => `coap-client-notls ${post} ${quote(`coap://${coap}/v1.1/messages/${token}`)}`]);
-    found.push(["WebSocket", `The simulated device speaks this protocol: it connects to ${origin.replace("http", "ws")}${REST}/websocket?ack=true, sends {"type":"register","sdid":"${id}","Authorization":"bearer …"}, and then {"sdid":"${id}","data":${data}}.`, simulate("websocket", authority)]);
+    if (coap && coapSecure) found.push(["CoAP", _("DTLS with a pre-shared key. Identity: the device id. Key: the token, as 16 bytes; the shell cannot pass a token with 00 among them, then make a new one. Elsewhere than on Debian, the program is coap-client."), (token) => `coap-client-openssl -u ${id} -k "$(perl -e 'print pack "H*", shift' ${token})" ${post} ${quote(`coaps://${coap}/v1.1/messages/${token}`)}`]);
+    else if (coap) found.push(["CoAP", _("The token is the end of the path. Elsewhere than on Debian, the program is coap-client."), (token) => `coap-client-notls ${post} ${quote(`coap://${coap}/v1.1/messages/${token}`)}`]);
+    found.push(["WebSocket", _("The simulated device speaks this protocol: it connects to {address}/websocket?ack=true, sends {\"type\":\"register\",\"sdid\":\"{id}\",\"Authorization\":\"bearer …\"}, and then {\"sdid\":\"{id}\",\"data\":{data}}.", { address: `${origin.replace("http", "ws")}${REST}`, id, data }), simulate("websocket", authority)]);
     const filled = { id, data: this.data, isSettable: this.isSettable };
-    found.push(["Node.js", "A program without packages, over HTTP.", (token) => node({ ...filled, token, rest: `${origin}${REST}` })]);
+    found.push(["Node.js", _("A program without packages, over HTTP."), (token) => node({ ...filled, token, rest: `${origin}${REST}` })]);
     if (mqtt) {
       const [host, port] = split(mqtt);
       const at = { ...filled, host, port, isSecure: Boolean(mqttSecure) };
-      found.push(["MicroPython", "For a board with MicroPython, over MQTT.", (token) => microPython({ ...at, token })]);
-      found.push(["ESP-IDF", "For an ESP32 in C, over MQTT. Actions come on the same connection.", (token) => espIdf({ ...at, token })]);
+      found.push(["MicroPython", _("For a board with MicroPython, over MQTT."), (token) => microPython({ ...at, token })]);
+      found.push(["ESP-IDF", _("For an ESP32 in C, over MQTT. Actions come on the same connection."), (token) => espIdf({ ...at, token })]);
     }
     if (coap) {
       const [host, port] = split(coap);
-      found.push(["Zephyr", "For a board with Zephyr in C, over CoAP. Send on a confirmable request again when no answer comes.", (token) => zephyr({ ...filled, token, host, port, isSecure: Boolean(coapSecure) })]);
+      found.push(["Zephyr", _("For a board with Zephyr in C, over CoAP. Send on a confirmable request again when no answer comes."), (token) => zephyr({ ...filled, token, host, port, isSecure: Boolean(coapSecure) })]);
     }
-    if (lwm2m) found.push(["LWM2M", `DTLS with a pre-shared key at ${lwm2m}. Identity and endpoint: the device id. Key: the token, as 16 bytes in hexadecimal.`, simulate("lwm2m", lwm2m)]);
+    if (lwm2m) found.push(["LWM2M", _("DTLS with a pre-shared key at {lwm2m}. Identity and endpoint: the device id. Key: the token, as 16 bytes in hexadecimal.", { lwm2m }), simulate("lwm2m", lwm2m)]);
     return found;
   }
 }

@@ -3,6 +3,7 @@
 import { attempt, accessToken, curlLine, get, REST, Refused } from "./api.js";
 import { $, fill, h, showText, whole } from "./dom.js";
 import { follow as hear } from "./sockets.js";
+import { _, worded } from "./texts.js";
 
 export const page = $("#page");
 export const id = page.dataset.id;
@@ -27,7 +28,7 @@ export const figures = (...found) => h("ul", { class: "figures" }, found.filter(
 // An address in the font of code, which is narrower
 export const address = (text) => (/^https?:/.test(text) ? h("code", {}, text) : text);
 
-export const badge = (text, kind = "") => h("span", { class: `badge ${kind}` }, text);
+export const badge = (text, kind = "") => h("span", { class: `badge ${kind}` }, worded(text));
 
 // A field with its label. `kind` is a type of input, "area", or a list of [value, text] to choose from.
 export function field(name, label, kind = "text", more = {}) {
@@ -80,16 +81,16 @@ export async function show(load) {
 }
 
 const WANTED = {
-  developer: "This page is for administrators and developers of an organization; approved lists, devices, tasks and plans are for its administrators. Ask one of yours, or the operator of this service.",
-  operator: "This page is for the operators of this service. The setting “console.operators” names them by their e-mail address.",
+  developer: _("This page is for administrators and developers of an organization; approved lists, devices, tasks and plans are for its administrators. Ask one of yours, or the operator of this service."),
+  operator: _("This page is for the operators of this service. The setting “console.operators” names them by their e-mail address."),
 };
 
 export function refuse(error) {
   const isRole = error.status === 403;
   fill(page, h("div", { class: "empty", role: "alert" },
-    h("p", {}, h("b", {}, isRole ? "This is not for you" : error.status === 404 ? "Not found" : "That did not work")),
-    h("p", {}, isRole ? WANTED[area] : error instanceof Refused ? error.text : "The server did not answer."),
-    isRole && error.text ? h("p", { class: "hint" }, error.text) : null, h("a", { class: "button", href: "/console" }, "To the console")));
+    h("p", {}, h("b", {}, isRole ? _("This is not for you") : error.status === 404 ? _("Not found") : _("That did not work"))),
+    h("p", {}, isRole ? WANTED[area] : error instanceof Refused ? error.text : _("The server did not answer.")),
+    isRole && error.text ? h("p", { class: "hint" }, error.text) : null, h("a", { class: "button", href: "/console" }, _("To the console"))));
 }
 
 // The organizations in which the person may develop; without one, the page says so.
@@ -97,14 +98,14 @@ export async function organizations() {
   needsRole = true;
   const { data } = await get("/developer/organizations");
   const found = data.organizations.filter((one) => one.role !== "viewer");
-  if (found.length === 0) throw new Refused(403, { error: { message: data.organizations.length ? "You may only look at your organization." : "You are in no organization." } });
+  if (found.length === 0) throw new Refused(403, { error: { message: data.organizations.length ? _("You may only look at your organization.") : _("You are in no organization.") } });
   return found;
 }
 
 // Whether the person administers the type's organization
 export function administered(organization) {
   if (organization?.role === "administrator") return;
-  throw new Refused(403, { error: { message: organization ? `You are a developer of ${organization.name}, and no administrator.` : "The device type is of another organization." } });
+  throw new Refused(403, { error: { message: organization ? _("You are a developer of {name}, and no administrator.", { name: organization.name }) : _("The device type is of another organization.") } });
 }
 
 const SLOWEST_MS = 60000;
@@ -185,7 +186,7 @@ export async function everything(path, query, items, onMore = () => {}) {
 
 const missing = (some, total, isOver) => {
   if (some >= total) return "";
-  return isOver ? `the first of ${whole(total)}; the API has the others` : `loading, ${whole(total)} in all`;
+  return isOver ? _("the first of {total}; the API has the others", { total: whole(total) }) : _("loading, {total} in all", { total: whole(total) });
 };
 
 // Uploads a file and reports its progress. Leaving the page during an upload asks first.
@@ -230,20 +231,20 @@ export function progress(label, done, total) {
 
 // The same as a command, or as a table of a provision file
 
-export const sameAs = (text, hint = "Put an access token into the variable TRUNKLINE_TOKEN first.") =>
-  button("As a command", () => showText("The same from a shell", text, hint));
+export const sameAs = (text, hint = _("Put an access token into the variable TRUNKLINE_TOKEN first.")) =>
+  button(_("As a command"), () => showText(_("The same from a shell"), text, hint));
 
 export const sameCall = (method, path, body) => sameAs(curlLine(method, `${REST}${path}`, body));
 
 // A command of the service: `words` without the program's name. Commands on its machine name its configuration.
 const command = (words) => `${page.dataset.before} ${words}${page.dataset.behind}`;
 
-export const sameCommand = (words, hint = "On the machine of the service.") => sameAs(command(words), hint);
+export const sameCommand = (words, hint = _("On the machine of the service.")) => sameAs(command(words), hint);
 
 export const sameClient = (words, hint) => sameAs(`${page.dataset.program} ${words}`, hint);
 
-export const sameTable = (text) => button("As a provision table", () => showText("The same in a provision file", text,
-  `${command("provision FILE.toml")} applies it.`));
+export const sameTable = (text) => button(_("As a provision table"), () => showText(_("The same in a provision file"), text,
+  _("{command} applies it.", { command: command("provision FILE.toml") })));
 
 const toml = (value) => {
   if (Array.isArray(value)) return `[${value.map(toml).join(", ")}]`;

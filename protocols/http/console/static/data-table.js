@@ -1,6 +1,7 @@
 // A table with pages, sorting, a filter and export as CSV. All rows are in memory.
 
 import { fill, h, saveFile, whole } from "./dom.js";
+import { _, language } from "./texts.js";
 
 const SHOWN = 50;
 const CARDS = 12;  // rows in a page of cards
@@ -9,7 +10,7 @@ const narrow = matchMedia("(max-width: 52rem)");
 // A column: { name, value: row => text or number, cell: row => node (text by default), isNumber, isName, isHidden }.
 // A hidden column is the last: the filter and the CSV use it.
 export class DataTable {
-  constructor(caption, columns, { empty = "Nothing yet.", order = null, file = "table.csv", cards = CARDS } = {}) {
+  constructor(caption, columns, { empty = _("Nothing yet."), order = null, file = "table.csv", cards = CARDS } = {}) {
     this.caption = caption;
     this.columns = columns;
     this.rows = [];
@@ -23,12 +24,12 @@ export class DataTable {
     const at = `find-${Math.random().toString(36).slice(2, 8)}`;
     this.search = h("input", { id: at, type: "search", maxlength: 64, autocomplete: "off", oninput: () => { this.words = this.search.value.toLowerCase(); this.page = 0; this.paint(); } });
     this.note = h("span", { class: "number", role: "status" });
-    this.tools = h("div", { class: "tools" }, h("p", {}, h("label", { for: at }, `Filter ${caption.toLowerCase()}`), this.search),
-      h("p", { class: "row" }, h("button", { type: "button", class: "quiet small", onclick: () => this.saveCsv() }, "Save as CSV")));
+    this.tools = h("div", { class: "tools" }, h("p", {}, h("label", { for: at }, _("Filter {what}", { what: language === "de" ? caption : caption.toLowerCase() })), this.search),
+      h("p", { class: "row" }, h("button", { type: "button", class: "quiet small", onclick: () => this.saveCsv() }, _("Save as CSV"))));
     this.body = h("tbody");
     this.headRow = h("tr");
-    this.earlier = h("button", { type: "button", class: "quiet small", onclick: () => this.turn(-1) }, "Previous");
-    this.later = h("button", { type: "button", class: "quiet small", onclick: () => this.turn(1) }, "Next");
+    this.earlier = h("button", { type: "button", class: "quiet small", onclick: () => this.turn(-1) }, _("Previous"));
+    this.later = h("button", { type: "button", class: "quiet small", onclick: () => this.turn(1) }, _("Next"));
     this.table = h("table", { class: "cards" }, h("caption", { class: "unseen" }, caption), h("thead", {}, this.headRow), this.body);
     this.pages = h("div", { class: "pages" }, this.earlier, this.note, this.later);
     this.none = h("p", { class: "hint" });
@@ -82,13 +83,13 @@ export class DataTable {
     this.earlier.disabled = this.page === 0;
     this.later.disabled = this.page === last;
     this.none.hidden = found.length > 0;
-    this.none.textContent = this.rows.length ? "No row fits." : this.noRows;
-    this.note.textContent = `${whole(found.length ? first + 1 : 0)}–${whole(first + some.length)} of ${whole(found.length)}${this.more ? ` (${this.more})` : ""}`;
+    this.none.textContent = this.rows.length ? _("No row fits.") : this.noRows;
+    this.note.textContent = _("{first}–{last} of {total}", { first: whole(found.length ? first + 1 : 0), last: whole(first + some.length), total: whole(found.length) }) + (this.more ? ` (${this.more})` : "");
   }
 
   head(one, index) {
     const isSorted = this.order?.[0] === index;
-    if (!one.name) return h("th", { scope: "col" }, h("span", { class: "unseen" }, "Actions"));
+    if (!one.name) return h("th", { scope: "col" }, h("span", { class: "unseen" }, _("Actions")));
     return h("th", { scope: "col", class: one.isNumber ? "size" : undefined, "aria-sort": isSorted ? (this.order[1] ? "descending" : "ascending") : undefined },
       h("button", { type: "button", class: "sort", onclick: () => this.sortBy(index) }, one.name, isSorted ? (this.order[1] ? " ↓" : " ↑") : ""));
   }

@@ -3,13 +3,14 @@
 import { attempt, call, done, get, tagOf } from "./api.js";
 import { box, button, check, everything, field, form, organizations, page, sameTable, show, table } from "./dash.js";
 import { DataTable } from "./data-table.js";
-import { copyButton, empty, fill, h, sure, told, typed, whole } from "./dom.js";
+import { copyButton, empty, fill, h, sure, told, typed } from "./dom.js";
 import { named } from "./names.js";
 import { save } from "./saving.js";
+import { _, phrase, plural } from "./texts.js";
 
-const METHODS = [["authorization_code", "Authorization code"], ["pkce", "PKCE"], ["implicit", "Implicit"],
-  ["limited_input", "Limited input"], ["client_credentials", "Client credentials"]];
-const LABELS = { name: "Name", methods: "How it gets tokens", redirectUris: "Redirect URIs", anyLoopbackPort: "Any port of this computer", permissions: "Permissions it asks for", managesOrganization: "Manages the organization" };
+const METHODS = [["authorization_code", _("Authorization code")], ["pkce", "PKCE"], ["implicit", _("Implicit")],
+  ["limited_input", _("Limited input")], ["client_credentials", _("Client credentials")]];
+const LABELS = { name: _("Name"), methods: _("How it gets tokens"), redirectUris: _("Redirect URIs"), anyLoopbackPort: _("Any port of this computer"), permissions: _("Permissions it asks for"), managesOrganization: _("Manages the organization") };
 const SECTIONS = 20;  // more applications are listed in a table
 let members = [], types = [];
 
@@ -24,17 +25,17 @@ const mayRule = (organization, application) => administers(organization) || !(ap
 
 function fields(application, isAdministrator) {
   // A developer who could change the others would get the tokens of administrators.
-  if (application?.managesOrganization && !isAdministrator) return [field("name", "Name", "text", { maxlength: 64, required: true, value: application.name }),
-    h("p", { class: "soft" }, "This application manages your organization. An administrator can change its methods, its redirect URIs and its secret.")];
+  if (application?.managesOrganization && !isAdministrator) return [field("name", _("Name"), "text", { maxlength: 64, required: true, value: application.name }),
+    h("p", { class: "soft" }, _("This application manages your organization. An administrator can change its methods, its redirect URIs and its secret."))];
   return [
-    field("name", "Name", "text", { maxlength: 64, required: true, value: application?.name }),
-    h("fieldset", { class: "checks" }, h("legend", {}, "How it gets tokens"), h("p", { class: "row checks far" }, METHODS.map(([value, text]) =>
+    field("name", _("Name"), "text", { maxlength: 64, required: true, value: application?.name }),
+    h("fieldset", { class: "checks" }, h("legend", {}, _("How it gets tokens")), h("p", { class: "row checks far" }, METHODS.map(([value, text]) =>
       h("label", {}, h("input", { type: "checkbox", name: value, checked: application?.methods.includes(value),
         disabled: value === "client_credentials" && !isAdministrator && !application?.methods.includes(value) }), text)))),
-    field("redirectUris", "Redirect URIs, one in each line; the first is the main one", "area", { value: application?.redirectUris.join("\n") ?? "" }),
-    check("anyLoopbackPort", "A redirect URI of this computer (http://127.0.0.1) fits with any port", application?.anyLoopbackPort),
+    field("redirectUris", _("Redirect URIs, one in each line; the first is the main one"), "area", { value: application?.redirectUris.join("\n") ?? "" }),
+    check("anyLoopbackPort", _("A redirect URI of this computer (http://127.0.0.1) fits with any port"), application?.anyLoopbackPort),
     asking(application?.permissions ?? []),
-    isAdministrator ? check("managesOrganization", "It manages the organization: its own tokens may do what an administrator may do", application?.managesOrganization) : null,
+    isAdministrator ? check("managesOrganization", _("It manages the organization: its own tokens may do what an administrator may do"), application?.managesOrganization) : null,
   ].filter(Boolean);
 }
 
@@ -43,14 +44,14 @@ const body = (elements, form) => ({ name: elements.name.value.trim(),
   ...(elements.managesOrganization ? { managesOrganization: elements.managesOrganization.checked } : {}) });
 
 // Permissions that the application asks for, beside the types of its organization: a row for each device type
-const NOT_TYPES = { "*": "devices of every type", profile: "the account of the person", trials: "trials of the person" };
-const MAY = [["READ", "see"], ["READ,WRITE", "see and control"], ["WRITE", "control"]];
+const NOT_TYPES = { "*": _("devices of every type"), profile: _("the account of the person"), trials: _("trials of the person") };
+const MAY = [["READ", _("see")], ["READ,WRITE", _("see and control")], ["WRITE", _("control")]];
 
 const rights = (permissions) => ["READ", "WRITE"].filter((one) => permissions.includes(one)).join();
 
 function asked({ deviceType, permissions }) {
   const may = MAY.find(([value]) => value === rights(permissions))?.[1] ?? permissions.join(", ");
-  return deviceType in NOT_TYPES ? `${may} ${NOT_TYPES[deviceType]}` : [`${may} devices of the type `, named(deviceType)];
+  return phrase("{may}: {what}", { may, what: NOT_TYPES[deviceType] ?? h("span", {}, phrase("devices of the type {type}", { type: named(deviceType) })) });
 }
 
 function asking(given) {
@@ -58,17 +59,17 @@ function asking(given) {
   const add = (one) => {
     const id = `ask-${Math.random().toString(36).slice(2, 8)}`;
     const row = h("div", { class: "row ask" },
-      h("p", {}, h("label", { for: id }, "Of"), h("input", { id, class: "of", list: "types-to-ask", required: true, autocomplete: "off", value: types.find((type) => type.id === one.deviceType)?.uniqueName ?? one.deviceType })),
-      h("p", {}, h("label", { for: `${id}-may` }, "It may"), h("select", { id: `${id}-may` }, MAY.map(([value, text]) =>
+      h("p", {}, h("label", { for: id }, _("Of")), h("input", { id, class: "of", list: "types-to-ask", required: true, autocomplete: "off", value: types.find((type) => type.id === one.deviceType)?.uniqueName ?? one.deviceType })),
+      h("p", {}, h("label", { for: `${id}-may` }, _("It may")), h("select", { id: `${id}-may` }, MAY.map(([value, text]) =>
         h("option", { value, selected: value === rights(one.permissions) }, text)))),
-      button("Remove", () => row.remove()));
+      button(_("Remove"), () => row.remove()));
     rows.append(row);
   };
   given.forEach(add);
-  return h("fieldset", { class: "asking" }, h("legend", {}, "Permissions it asks for"),
-    h("p", { class: "hint" }, "Every sign-in gives it the device types of your organization. For others, and for the account itself, it asks: choose a type by its unique name or id, or one of *, profile and trials."),
+  return h("fieldset", { class: "asking" }, h("legend", {}, _("Permissions it asks for")),
+    h("p", { class: "hint" }, _("Every sign-in gives it the device types of your organization. For others, and for the account itself, it asks: choose a type by its unique name or id, or one of *, profile and trials.")),
     h("datalist", { id: "types-to-ask" }, Object.entries(NOT_TYPES).map(([value, text]) => h("option", { value }, text)), types.map((one) => h("option", { value: one.uniqueName }, one.name))),
-    rows, h("p", { class: "row" }, button("Ask for more", () => add({ deviceType: "*", permissions: ["READ"] }))));
+    rows, h("p", { class: "row" }, button(_("Ask for more"), () => add({ deviceType: "*", permissions: ["READ"] }))));
 }
 
 const askedIn = (form) => [...form.querySelectorAll(".ask")].map((row, index) => {
@@ -78,40 +79,46 @@ const askedIn = (form) => [...form.querySelectorAll(".ask")].map((row, index) =>
 });
 
 function secretBox(application, secret) {
-  return h("div", { class: "secret", role: "status" }, h("p", {}, `The client secret of ${application.name}, shown this once:`),
-    h("div", { class: "line" }, h("pre", { tabindex: "0" }, h("code", {}, secret)), copyButton(secret, "the client secret")));
+  return h("div", { class: "secret", role: "status" }, h("p", {}, _("The client secret of {name}, shown this once:", { name: application.name })),
+    h("div", { class: "line" }, h("pre", { tabindex: "0" }, h("code", {}, secret)), copyButton(secret, _("the client secret"))));
 }
 
 async function renew(application, place, event) {
-  const agreed = await sure(`Renew the secret of ${application.name}?`, "The former one ends at once: whoever uses it gets no more tokens with it. Tokens that were issued stay.", "Renew");
+  const agreed = await sure(_("Renew the secret of {name}?", { name: application.name }), _("The former one ends at once: whoever uses it gets no more tokens with it. Tokens that were issued stay."), _("Renew"));
   if (!agreed) return;
   await attempt(async () => {
     const { data } = await call("POST", `/developer/applications/${application.id}/secret`);
     fill(place, secretBox(application, data.clientSecret));
-    done("The secret is renewed.");
+    done(_("The secret is renewed."));
   }, { button: event.target });
 }
 
-const PLURALS = { users: ["person", "people"], tokens: ["access token", "access tokens"], rules: ["rule", "rules"], scenes: ["scene", "scenes"],
-  models: ["model", "models"], subscriptions: ["subscription", "subscriptions"], exports: ["export", "exports"] };
-const TAILS = { users: [" can no longer use it", " can no longer use it"], tokens: [" with its connections", " with their connections"] };
+const ENDS = {
+  users: (count) => plural("{count} person can no longer use it", "{count} people can no longer use it", count),
+  tokens: (count) => plural("{count} access token with its connections", "{count} access tokens with their connections", count),
+  rules: (count) => plural("{count} rule", "{count} rules", count),
+  scenes: (count) => plural("{count} scene", "{count} scenes", count),
+  models: (count) => plural("{count} model", "{count} models", count),
+  subscriptions: (count) => plural("{count} subscription", "{count} subscriptions", count),
+  exports: (count) => plural("{count} export", "{count} exports", count),
+};
 
 async function remove(application, button) {
   const path = `/developer/applications/${application.id}`;
   await attempt(async () => {
     const { data } = await get(`${path}/deletion`);
     if (data.refusal) {
-      await told(`${application.name} cannot be deleted`, `${data.refusal}.`);
+      await told(_("{name} cannot be deleted", { name: application.name }), `${data.refusal}.`);
       return;
     }
-    const ends = Object.entries(PLURALS).filter(([kind]) => data[kind]).map(([kind, [one, many]]) =>
-      h("li", {}, `${whole(data[kind])} ${data[kind] === 1 ? one : many}${TAILS[kind]?.[Number(data[kind] !== 1)] ?? ""}`));
-    const isMeant = await typed(`Delete ${application.name}?`, ends.length ? "This cannot be undone. At once this ends:" : "This cannot be undone. Nobody uses it.", "Delete for good",
-      { word: application.name, name: `Type its name, ${application.name}, to confirm`, more: [ends.length ? h("ul", {}, ends) : null,
-        h("p", { class: "soft" }, "Devices, their tokens and their messages stay.")] });
+    const ends = Object.entries(ENDS).filter(([kind]) => data[kind]).map(([kind, words]) =>
+      h("li", {}, words(data[kind])));
+    const isMeant = await typed(_("Delete {name}?", { name: application.name }), ends.length ? _("This cannot be undone. At once this ends:") : _("This cannot be undone. Nobody uses it."), _("Delete for good"),
+      { word: application.name, name: _("Type its name, {name}, to confirm", { name: application.name }), more: [ends.length ? h("ul", {}, ends) : null,
+        h("p", { class: "soft" }, _("Devices, their tokens and their messages stay."))] });
     if (!isMeant) return;
     await call("DELETE", path);
-    done(`${application.name} is deleted.`);
+    done(_("{name} is deleted.", { name: application.name }));
     await load();
   }, { button });
 }
@@ -120,9 +127,9 @@ function shown(organization, application) {
   const place = h("div");
   const path = `/developer/applications/${application.id}`;
   const change = h("div", { hidden: true });
-  const edit = (data) => fill(change, form(`Change ${data.name}`, fields(data, administers(organization)), "Save", async (elements, form) => {
+  const edit = (data) => fill(change, form(_("Change {name}", { name: data.name }), fields(data, administers(organization)), _("Save"), async (elements, form) => {
     if (await save("PUT", path, body(elements, form), { seen: { tag: tagOf(data), data }, labels: LABELS, take: edit }) === null) return;
-    done("The application is changed.");
+    done(_("The application is changed."));
     await load();
   }));
   const asTable = table("applications", { id: application.id, name: application.name, organization: organization.name,
@@ -131,34 +138,34 @@ function shown(organization, application) {
     any_loopback_port: application.anyLoopbackPort, manages_organization: application.managesOrganization });
   return h("section", { class: "box", "aria-label": application.name },
     h("div", { class: "head" }, h("h2", {}, application.name), h("div", { class: "row" },
-      button("Change", (event) => attempt(async () => {
+      button(_("Change"), (event) => attempt(async () => {
         if (change.hidden) edit((await get(path)).data);
         change.hidden = !change.hidden;
-      }, { button: event.target })), mayRule(organization, application) ? button("Renew the secret", (event) => renew(application, place, event)) : null, sameTable(asTable),
-      mayRule(organization, application) ? button("Delete", (event) => remove(application, event.target), "danger small") : null)),
-    h("dl", { class: "facts" }, h("dt", {}, "Id"), h("dd", {}, h("code", {}, application.id)),
-      h("dt", {}, "Methods"), h("dd", {}, methodsOf(application) || "none: it gets no tokens"),
-      h("dt", {}, "Redirect URIs"), h("dd", {}, application.redirectUris.length ? application.redirectUris.map((one) => h("div", {}, h("code", {}, one))) : "none"),
-      h("dt", {}, "Asks people for"), h("dd", {}, application.permissions.length ? application.permissions.map((one) => h("div", {}, asked(one))) : "nothing beside your types, which every sign-in gives it"),
-      h("dt", {}, "Manages the organization"), h("dd", {}, application.managesOrganization ? "yes: its own tokens may do what an administrator may do" : "no")),
+      }, { button: event.target })), mayRule(organization, application) ? button(_("Renew the secret"), (event) => renew(application, place, event)) : null, sameTable(asTable),
+      mayRule(organization, application) ? button(_("Delete"), (event) => remove(application, event.target), "danger small") : null)),
+    h("dl", { class: "facts" }, h("dt", {}, _("Id")), h("dd", {}, h("code", {}, application.id)),
+      h("dt", {}, _("Methods")), h("dd", {}, methodsOf(application) || _("none: it gets no tokens")),
+      h("dt", {}, _("Redirect URIs")), h("dd", {}, application.redirectUris.length ? application.redirectUris.map((one) => h("div", {}, h("code", {}, one))) : "none"),
+      h("dt", {}, _("Asks people for")), h("dd", {}, application.permissions.length ? application.permissions.map((one) => h("div", {}, asked(one))) : _("nothing beside your types, which every sign-in gives it")),
+      h("dt", {}, _("Manages the organization")), h("dd", {}, application.managesOrganization ? _("yes: its own tokens may do what an administrator may do") : "no")),
     place, change);
 }
 
 // Many applications: a table, and the chosen one.
 function listed(all) {
   const place = h("div", { id: "chosen" });
-  const rows = new DataTable("Applications", [
-    { name: "Name", value: ([, one]) => one.name, isName: true, cell: ([organization, one]) => h("div", {}, button(one.name, () => {
+  const rows = new DataTable(_("Applications"), [
+    { name: _("Name"), value: ([, one]) => one.name, isName: true, cell: ([organization, one]) => h("div", {}, button(one.name, () => {
       fill(place, shown(organization, one));
       place.scrollIntoView({ block: "nearest" });
     }, "link"), h("div", {}, h("code", { class: "id" }, one.id))) },
-    ...(members.length > 1 ? [{ name: "Organization", value: ([organization]) => organization.name }] : []),
-    { name: "Methods", value: ([, one]) => one.methods.join(", "), cell: ([, one]) => methodsOf(one) },
-    { name: "Redirect URIs", value: ([, one]) => one.redirectUris.join(" "), cell: ([, one]) => h("ul", { class: "plain" }, one.redirectUris.map((uri) => h("li", {}, uri))) },
-    { name: "Id", value: ([, one]) => one.id, isHidden: true },
+    ...(members.length > 1 ? [{ name: _("Organization"), value: ([organization]) => organization.name }] : []),
+    { name: _("Methods"), value: ([, one]) => one.methods.join(", "), cell: ([, one]) => methodsOf(one) },
+    { name: _("Redirect URIs"), value: ([, one]) => one.redirectUris.join(" "), cell: ([, one]) => h("ul", { class: "plain" }, one.redirectUris.map((uri) => h("li", {}, uri))) },
+    { name: _("Id"), value: ([, one]) => one.id, isHidden: true },
   ], { order: [0, false], file: "applications.csv" });
   rows.set(all);
-  return [box("Applications", rows.element), place];
+  return [box(_("Applications"), rows.element), place];
 }
 
 async function load(made = null) {
@@ -166,17 +173,17 @@ async function load(made = null) {
   types = (await get("/devicetypes", { count: 100 })).data.deviceTypes;
   const lists = await Promise.all(members.map((one) => everything(`/developer/organizations/${one.id}/applications`, {}, (answer) => answer.data)));
   const all = members.flatMap((one, index) => lists[index].map((application) => [one, application]));
-  const create = form("New application", [
-    members.length > 1 ? field("organization", "Organization", members.map((one) => [one.id, one.name])) : null, ...fields(null, members.some(administers))].filter(Boolean), "Create the application",
+  const create = form(_("New application"), [
+    members.length > 1 ? field("organization", _("Organization"), members.map((one) => [one.id, one.name])) : null, ...fields(null, members.some(administers))].filter(Boolean), _("Create the application"),
   async (elements, form) => {
     const oid = elements.organization?.value ?? members[0].id;
     const { data } = await call("POST", `/developer/organizations/${oid}/applications`, { body: body(elements, form) });
-    done(`${data.name} is made.`);
+    done(_("{name} is made.", { name: data.name }));
     await load(data);
   });
   fill(page, made ? secretBox(made, made.clientSecret) : null,
-    ...(all.length > SECTIONS ? listed(all) : all.length ? all.map((one) => shown(...one)) : [empty("No applications yet", "An application is what people sign in to, and what gets tokens.")]),
-    h("section", { class: "box", "aria-label": "New application" }, h("h2", {}, "New application"), create));
+    ...(all.length > SECTIONS ? listed(all) : all.length ? all.map((one) => shown(...one)) : [empty(_("No applications yet"), _("An application is what people sign in to, and what gets tokens."))]),
+    h("section", { class: "box", "aria-label": _("New application") }, h("h2", {}, _("New application")), create));
 }
 
 await show(load);

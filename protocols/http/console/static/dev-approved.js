@@ -7,6 +7,7 @@ import { typeShown } from "./dev-shared.js";
 import { $, fill, h, sure, time, toast, whole } from "./dom.js";
 import { named } from "./names.js";
 import { curlLine, REST } from "./api.js";
+import { _, phrase } from "./texts.js";
 
 const KEPT = `trunkline upload ${id}`;  // an upload continues when the page is left
 const WHITELIST = `/devicetypes/${id}/whitelist`;
@@ -29,10 +30,10 @@ async function watch(uploadId) {
   const { total, succeeded, failed } = data.vdidsCount;
   const isOver = data.status !== "Processing";
   const rejected = isOver && failed ? (await everything(`${WHITELIST}/${uploadId}/rejectedRows`, {}, (answer) => answer.data)).slice(0, 10000) : [];
-  fill(parts.upload, h("p", {}, badge(data.status === "Failed" ? "failed: no header “vdid”, or too many rows" : isOver ? "done" : "is being worked through", data.status === "Failed" ? "bad" : isOver ? "good" : ""),
-    ` ${whole(succeeded)} stored, ${whole(failed)} refused, of ${whole(total)}`), isOver ? null : progress("Progress of the upload", succeeded + failed, total),
-  rejected.length ? h("ul", { class: "findings" }, rejected.slice(0, 20).map((one) => h("li", {}, `Row ${one.index}: ${one.message}`))) : null,
-  rejected.length > 20 ? h("p", { class: "hint" }, `and ${whole(rejected.length - 20)} more`) : null);
+  fill(parts.upload, h("p", {}, badge(data.status === "Failed" ? _("failed: no header “vdid”, or too many rows") : isOver ? _("done") : _("is being worked through"), data.status === "Failed" ? "bad" : isOver ? "good" : ""),
+    " ", _("{succeeded} stored, {failed} refused, of {total}", { succeeded: whole(succeeded), failed: whole(failed), total: whole(total) })), isOver ? null : progress(_("Progress of the upload"), succeeded + failed, total),
+  rejected.length ? h("ul", { class: "findings" }, rejected.slice(0, 20).map((one) => h("li", {}, _("Row {index}: {message}", { index: one.index, message: one.message })))) : null,
+  rejected.length > 20 ? h("p", { class: "hint" }, _("and {count} more", { count: whole(rejected.length - 20) })) : null);
   if (isOver) {
     localStorage.removeItem(KEPT);
     await entries();
@@ -48,12 +49,12 @@ function send(elements) {
   const file = elements.file.files[0];
   const typed = elements.ids.value.split(/\s+/).filter(Boolean);
   if (!file && typed.length === 0) {
-    toast("Choose a file, or write ids.", { bad: true });
+    toast(_("Choose a file, or write ids."), { bad: true });
     return undefined;
   }
   const body = file ?? new Blob([["vdid", ...typed.map(quoted)].join("\n")], { type: "text/csv" });
   return (async () => {
-    const { data } = await upload(WHITELIST, body, "text/csv", (gone, total) => fill(parts.upload, h("p", {}, "Sending…"), progress("Progress of sending", gone, total)));
+    const { data } = await upload(WHITELIST, body, "text/csv", (gone, total) => fill(parts.upload, h("p", {}, _("Sending…")), progress(_("Progress of sending"), gone, total)));
     localStorage.setItem(KEPT, data.uploadId);
     await goOn(data.uploadId);
   })();
@@ -61,24 +62,24 @@ function send(elements) {
 
 async function certificates() {
   const found = await everything(`${WHITELIST}/certificates`, {}, (answer) => answer.data);
-  fill(parts.certificates, found.length ? h("table", { class: "cards" }, h("caption", { class: "unseen" }, "Certificates"), h("tbody", {}, found.map(({ id: cid, certificateFields: one }) => h("tr", {},
-    h("th", { scope: "row" }, one.subject, h("span", { class: "type" }, `from ${one.issuer}, ${one.signatureAlgorithm}`)), h("td", { class: "when" }, "until ", time(one.validity.notAfter)),
-    h("td", { class: "size" }, button("Remove", async (event) => {
-      if (!await sure("Remove the certificate?", "Vendor ids that its key signs are no longer accepted.", "Remove the certificate")) return;
+  fill(parts.certificates, found.length ? h("table", { class: "cards" }, h("caption", { class: "unseen" }, _("Certificates")), h("tbody", {}, found.map(({ id: cid, certificateFields: one }) => h("tr", {},
+    h("th", { scope: "row" }, one.subject, h("span", { class: "type" }, _("from {issuer}, {algorithm}", { issuer: one.issuer, algorithm: one.signatureAlgorithm }))), h("td", { class: "when" }, phrase("until {when}", { when: time(one.validity.notAfter) })),
+    h("td", { class: "size" }, button(_("Remove"), async (event) => {
+      if (!await sure(_("Remove the certificate?"), _("Vendor ids that its key signs are no longer accepted."), _("Remove the certificate"))) return;
       await attempt(async () => {
         await call("DELETE", `${WHITELIST}/certificates/${cid}`);
-        done("The certificate is removed.");
+        done(_("The certificate is removed."));
         await certificates();
       }, { button: event.target });
-    })))))) : h("p", { class: "hint" }, "None. With one, devices may prove their vendor id by a signature."));
+    })))))) : h("p", { class: "hint" }, _("None. With one, devices may prove their vendor id by a signature.")));
 }
 
 async function isEnabled() {
   const { data } = await get(`${WHITELIST}/status`);
   const isOn = data.enableWhitelist;
-  fill(parts.standing, badge(isOn ? "on: new devices need an id of the list" : "off", isOn ? "good" : ""), " ", button(isOn ? "Turn off" : "Turn on", (event) => attempt(async () => {
+  fill(parts.standing, badge(isOn ? _("on: new devices need an id of the list") : _("off"), isOn ? "good" : ""), " ", button(isOn ? _("Turn off") : _("Turn on"), (event) => attempt(async () => {
     await call("PUT", `${WHITELIST}/enable`, { body: { enableWhitelist: !isOn } });
-    done(isOn ? "The list is off." : "The list is on.");
+    done(isOn ? _("The list is off.") : _("The list is on."));
     await isEnabled();
   }, { button: event.target })));
 }
@@ -86,25 +87,25 @@ async function isEnabled() {
 await show(async () => {
   await typeShown();
   parts = { standing: h("p", { class: "row" }), upload: h("div", { id: "upload" }), certificates: h("div", { id: "certificates" }), ids: null };
-  parts.ids = new DataTable("Vendor ids", [
-    { name: "Vendor id", value: (one) => one.vdid, isName: true, cell: (one) => h("code", {}, one.vdid) },
-    { name: "Device", value: (one) => one.did ?? "", cell: (one) => (one.did ? named(one.did) : h("span", { class: "soft" }, "nobody uses it")) },
-    { name: "Uploaded", value: (one) => one.uploadedOn, cell: (one) => time(one.uploadedOn) },
-    { name: "", value: () => "", cell: (one) => button("Remove", (event) => attempt(async () => {
+  parts.ids = new DataTable(_("Vendor ids"), [
+    { name: _("Vendor id"), value: (one) => one.vdid, isName: true, cell: (one) => h("code", {}, one.vdid) },
+    { name: _("Device"), value: (one) => one.did ?? "", cell: (one) => (one.did ? named(one.did) : h("span", { class: "soft" }, _("nobody uses it"))) },
+    { name: _("Uploaded"), value: (one) => one.uploadedOn, cell: (one) => time(one.uploadedOn) },
+    { name: "", value: () => "", cell: (one) => button(_("Remove"), (event) => attempt(async () => {
       await call("DELETE", `${WHITELIST}/${encodeURIComponent(one.vdid)}`);
-      done(`${one.vdid} is removed.`);
+      done(_("{vdid} is removed.", { vdid: one.vdid }));
       await entries();
     }, { button: event.target })) },
-  ], { empty: "The list is empty.", file: "approved-list.csv" });
+  ], { empty: _("The list is empty."), file: "approved-list.csv" });
   await isEnabled();
   const line = `${curlLine("POST", `${REST}${WHITELIST}`)} -H 'Content-Type: text/csv' --data-binary @ids.csv`;
-  fill(page, box("The list", parts.standing),
-    box("Upload", h("p", {}, sameAs(line)), form("Upload ids", [field("file", "A CSV file whose first line is vdid", "file", { accept: ".csv,text/csv" }), field("ids", "Or ids, one in each line", "area", { rows: 3 })], "Upload", send), parts.upload),
-    box("Vendor ids", parts.ids.element),
-    box("Certificates", parts.certificates, form("Add a certificate", [field("certificate", "A certificate in PEM", "area", { rows: 4, class: "editor" })], "Add the certificate", async (elements, element) => {
+  fill(page, box(_("The list"), parts.standing),
+    box(_("Upload"), h("p", {}, sameAs(line)), form(_("Upload ids"), [field("file", _("A CSV file whose first line is vdid"), "file", { accept: ".csv,text/csv" }), field("ids", _("Or ids, one in each line"), "area", { rows: 3 })], _("Upload"), send), parts.upload),
+    box(_("Vendor ids"), parts.ids.element),
+    box(_("Certificates"), parts.certificates, form(_("Add a certificate"), [field("certificate", _("A certificate in PEM"), "area", { rows: 4, class: "editor" })], _("Add the certificate"), async (elements, element) => {
       await call("POST", `${WHITELIST}/certificates`, { body: { certificate: elements.certificate.value } });
       element.reset();
-      done("The certificate is added.");
+      done(_("The certificate is added."));
       await certificates();
     }, "quiet")));
   await Promise.all([entries(), certificates()]);

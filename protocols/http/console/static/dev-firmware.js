@@ -6,6 +6,7 @@ import { DataTable } from "./data-table.js";
 import { TASK_COLUMNS } from "./dev-tasks.js";
 import { typeShown } from "./dev-shared.js";
 import { $, fileSize, fill, h, sure, time, toast } from "./dom.js";
+import { _, phrase } from "./texts.js";
 
 const IMAGES = `/devicemgmt/devicetypes/${id}/images`;
 const PLAN = ["devicesPerMinute", "canaryDevices", "canarySuccessPercent", "abortPercent"];
@@ -38,15 +39,15 @@ async function listRollouts() {
 async function send(elements, element) {
   const file = elements.image.files[0];
   if (!file) {
-    toast("Choose a file.", { bad: true });
+    toast(_("Choose a file."), { bad: true });
     return;
   }
-  const query = new URLSearchParams({ version: elements.version.value.trim(), type: elements.type.value.trim() || "Application" });
+  const query = new URLSearchParams({ version: elements.version.value.trim(), type: elements.type.value.trim() || _("Application") });
   const began = Date.now();
   try {
     const { data } = await upload(`${IMAGES}?${query}`, file, "application/octet-stream", (gone, total) => fill(place, h("p", { role: "status" },
-      `${fileSize(gone)} of ${fileSize(total)}, ${fileSize(Math.round(gone / Math.max(0.1, (Date.now() - began) / 1000)))} a second`), progress("Progress of the image", gone, total)));
-    fill(place, h("p", { role: "status" }, `Version ${data.version} is stored: `, h("code", {}, data.sha256)));
+      _("{part} of {total}, {rate} a second", { part: fileSize(gone), total: fileSize(total), rate: fileSize(Math.round(gone / Math.max(0.1, (Date.now() - began) / 1000))) })), progress(_("Progress of the image"), gone, total)));
+    fill(place, h("p", { role: "status" }, phrase("Version {version} is stored: {digest}", { version: data.version, digest: h("code", {}, data.sha256) })));
     element.reset();
     await load();
   } catch (error) {
@@ -61,15 +62,15 @@ async function rollOut(elements) {
   const body = { dtid: id, taskType: "W", property: "akc.update", needsAcceptance: elements.needsAcceptance.checked,
     taskParameters: { update: { updateId: elements.updateId.value, ...(Object.keys(plan).length ? { rollout: plan } : {}) } }, ...(dids.length ? { dids } : {}) };
   const { data } = await call("POST", "/devicemgmt/tasks", { body });
-  done("The roll-out has begun.");
+  done(_("The roll-out has begun."));
   location.assign(`/developer/tasks/${data.id}`);
 }
 
 async function remove(image, event) {
-  if (!await sure(`Delete version ${image.version}?`, "Updates that have not sent its address to a device yet fail.", "Delete the image")) return;
+  if (!await sure(_("Delete version {version}?", { version: image.version }), _("Updates that have not sent its address to a device yet fail."), _("Delete the image"))) return;
   await attempt(async () => {
     await call("DELETE", `${IMAGES}/${image.updateId}`);
-    done("The image is deleted.");
+    done(_("The image is deleted."));
     await load();
   }, { button: event.target });
 }
@@ -77,27 +78,27 @@ async function remove(image, event) {
 await show(async () => {
   const { type, isAdministrator } = await typeShown();
   place = h("div", { id: "sent" });
-  images = new DataTable("Images", [
-    { name: "Version", value: (one) => one.version, isName: true }, { name: "Type", value: (one) => one.type },
-    { name: "Size", value: (one) => one.size, cell: (one) => fileSize(one.size), isNumber: true },
+  images = new DataTable(_("Images"), [
+    { name: _("Version"), value: (one) => one.version, isName: true }, { name: _("Type"), value: (one) => one.type },
+    { name: _("Size"), value: (one) => one.size, cell: (one) => fileSize(one.size), isNumber: true },
     { name: "SHA-256", value: (one) => one.sha256, cell: (one) => h("code", { title: one.sha256 }, `${one.sha256.slice(0, 12)}…`) },
-    { name: "Uploaded", value: (one) => one.createdOn, cell: (one) => time(one.createdOn) },
-    { name: "", value: () => "", cell: (one) => button("Delete", (event) => remove(one, event)) },
-  ], { empty: "No images yet.", file: "images.csv" });
-  rollouts = new DataTable("Roll-outs", TASK_COLUMNS, { empty: "No roll-outs yet.", order: [4, true], file: "roll-outs.csv" });
+    { name: _("Uploaded"), value: (one) => one.createdOn, cell: (one) => time(one.createdOn) },
+    { name: "", value: () => "", cell: (one) => button(_("Delete"), (event) => remove(one, event)) },
+  ], { empty: _("No images yet."), file: "images.csv" });
+  rollouts = new DataTable(_("Roll-outs"), TASK_COLUMNS, { empty: _("No roll-outs yet."), order: [4, true], file: "roll-outs.csv" });
   const line = `${curlLine("POST", `${REST}${IMAGES}?version=1.2.0&type=Application`)} --data-binary @firmware.bin`;
-  fill(page, box("Upload an image", h("p", { class: "row" }, sameAs(line), sameTable(table("firmware", { device_type: type.uniqueName, version: "1.2.0", file: "firmware.bin" }))), form("Upload an image", [
-    h("div", { class: "tools" }, field("version", "Version, as the device reports it", "text", { required: true, maxlength: 64 }), field("type", "Type", "text", { value: "Application", maxlength: 64 })),
-    field("image", "The image", "file", { required: true })], "Upload the image", send), place),
-  box("Images", images.element),
-  h("div", { id: "rollouts" }, box("Roll an image out", form("Roll an image out", [
-    field("updateId", "Image", []),
-    h("div", { class: "tools" }, field("devicesPerMinute", "Devices in a minute", "number", { min: 1 }), field("canaryDevices", "Canary devices", "number", { min: 1 }),
-      field("canarySuccessPercent", "Canary success in %", "number", { min: 1, max: 100 }), field("abortPercent", "Stop above % failed", "number", { min: 0, max: 100 })),
-    field("dids", "Device ids; without any, every device of the type", "area", { rows: 2 }),
-    h("p", { class: "row checks" }, h("label", {}, h("input", { type: "checkbox", name: "needsAcceptance" }), "Each owner must accept it")),
-  ], "Begin the roll-out", rollOut)), box("Roll-outs", rollouts.element)));
-  if (!isAdministrator) fill($("#rollouts"), h("p", { class: "hint" }, "Roll-outs are for administrators of the organization. You may upload images."));
+  fill(page, box(_("Upload an image"), h("p", { class: "row" }, sameAs(line), sameTable(table("firmware", { device_type: type.uniqueName, version: "1.2.0", file: "firmware.bin" }))), form(_("Upload an image"), [
+    h("div", { class: "tools" }, field("version", _("Version, as the device reports it"), "text", { required: true, maxlength: 64 }), field("type", _("Type"), "text", { value: _("Application"), maxlength: 64 })),
+    field("image", _("The image"), "file", { required: true })], _("Upload the image"), send), place),
+  box(_("Images"), images.element),
+  h("div", { id: "rollouts" }, box(_("Roll an image out"), form(_("Roll an image out"), [
+    field("updateId", _("Image"), []),
+    h("div", { class: "tools" }, field("devicesPerMinute", _("Devices in a minute"), "number", { min: 1 }), field("canaryDevices", _("Canary devices"), "number", { min: 1 }),
+      field("canarySuccessPercent", _("Canary success in %"), "number", { min: 1, max: 100 }), field("abortPercent", _("Stop above % failed"), "number", { min: 0, max: 100 })),
+    field("dids", _("Device ids; without any, every device of the type"), "area", { rows: 2 }),
+    h("p", { class: "row checks" }, h("label", {}, h("input", { type: "checkbox", name: "needsAcceptance" }), _("Each owner must accept it"))),
+  ], _("Begin the roll-out"), rollOut)), box(_("Roll-outs"), rollouts.element)));
+  if (!isAdministrator) fill($("#rollouts"), h("p", { class: "hint" }, _("Roll-outs are for administrators of the organization. You may upload images.")));
   await load();
   if (!isAdministrator) return;
   await listRollouts();

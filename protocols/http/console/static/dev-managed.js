@@ -5,8 +5,9 @@ import { badge, box, button, everything, field, form, id, page, sameCall, show }
 import { DataTable } from "./data-table.js";
 import { typeShown } from "./dev-shared.js";
 import { TASK_COLUMNS } from "./dev-tasks.js";
-import { fill, h, shown, time, whole } from "./dom.js";
+import { fill, h, shown, time } from "./dom.js";
 import { named, plainNames } from "./names.js";
+import { _ } from "./texts.js";
 
 let table = null;
 let tasks = null;
@@ -36,10 +37,10 @@ async function listTasks() {
 
 async function configuration(place) {
   const { data } = await get(`/devicemgmt/devicetypes/${id}`);
-  fill(place, h("p", { class: "row" }, badge(data.devicePropertiesEnabled ? "device properties are read and observed" : "device properties are off", data.devicePropertiesEnabled ? "good" : ""),
-    button(data.devicePropertiesEnabled ? "Turn off" : "Turn on", (event) => attempt(async () => {
+  fill(place, h("p", { class: "row" }, badge(data.devicePropertiesEnabled ? _("device properties are read and observed") : _("device properties are off"), data.devicePropertiesEnabled ? "good" : ""),
+    button(data.devicePropertiesEnabled ? _("Turn off") : _("Turn on"), (event) => attempt(async () => {
       await call("PUT", `/devicemgmt/devicetypes/${id}`, { body: { devicePropertiesEnabled: !data.devicePropertiesEnabled } });
-      done("The configuration is changed.");
+      done(_("The configuration is changed."));
       await configuration(place);
     }, { button: event.target }))));
 }
@@ -50,31 +51,31 @@ async function create(elements) {
   const body = { dtid: id, taskType: type, property: elements.property.value.trim(), taskParameters: type === "W" || value ? { value } : {},
     ...(dids.length ? { dids } : filter ? { filter } : {}) };
   const { data } = await call("POST", "/devicemgmt/tasks", { body });
-  done("The task is made.");
+  done(_("The task is made."));
   location.assign(`/developer/tasks/${data.id}`);
 }
 
 await show(async () => {
   await typeShown();
   const standing = h("div");
-  table = new DataTable("Devices", [
-    { name: "Device", value: (one) => plainNames(one.systemProperties?.did ?? one.did), isName: true, cell: (one) => named(one.systemProperties?.did ?? one.did) },
-    { name: "Connection", value: (one) => (one.systemProperties?.connection?.connected ? "connected" : "not connected"), cell: (one) => {
+  table = new DataTable(_("Devices"), [
+    { name: _("Device"), value: (one) => plainNames(one.systemProperties?.did ?? one.did), isName: true, cell: (one) => named(one.systemProperties?.did ?? one.did) },
+    { name: _("Connection"), value: (one) => (one.systemProperties?.connection?.connected ? "connected" : _("not connected")), cell: (one) => {
       const link = one.systemProperties?.connection;
-      return link ? h("span", {}, badge(link.connected ? link.protocol : "not connected", link.connected ? "good" : ""), " ", time(link.lastSeenOn)) : badge("never connected");
+      return link ? h("span", {}, badge(link.connected ? link.protocol : _("not connected"), link.connected ? "good" : ""), " ", time(link.lastSeenOn)) : badge(_("never connected"));
     } },
-    { name: "Server properties", value: (one) => said(one.serverProperties ?? {}) },
-    { name: "Device properties", value: (one) => said(one.deviceProperties ?? {}) },
-  ], { empty: "No device fits.", file: "device-properties.csv" });
-  tasks = new DataTable("Tasks", TASK_COLUMNS, { empty: "No tasks yet.", order: [4, true], file: "tasks.csv" });
-  fill(page, box("Configuration", standing),
-    box("Properties", form("Choose devices", [field("filter", "Devices whose properties are", "text", { placeholder: "serverProperties.site=hall", hint: "Pairs key=value with commas; a task without ids is for these devices." })], "Show", async (elements) => {
+    { name: _("Server properties"), value: (one) => said(one.serverProperties ?? {}) },
+    { name: _("Device properties"), value: (one) => said(one.deviceProperties ?? {}) },
+  ], { empty: _("No device fits."), file: "device-properties.csv" });
+  tasks = new DataTable(_("Tasks"), TASK_COLUMNS, { empty: _("No tasks yet."), order: [4, true], file: "tasks.csv" });
+  fill(page, box(_("Configuration"), standing),
+    box(_("Properties"), form(_("Choose devices"), [field("filter", _("Devices whose properties are"), "text", { placeholder: "serverProperties.site=hall", hint: _("Pairs key=value with commas; a task without ids is for these devices.") })], _("Show"), async (elements) => {
       filter = elements.filter.value.trim();
       await devices();
     }, "quiet"), table.element),
-    box("New task", h("p", {}, sameCall("POST", "/devicemgmt/tasks", { dtid: id, taskType: "R", property: "serverProperties.site" })), form("New task", [
-      h("div", { class: "tools" }, field("taskType", "What", [["R", "Read"], ["W", "Write"], ["E", "Execute"]]), field("property", "Property", "text", { required: true, placeholder: "serverProperties.site" }), field("value", "Value", "text")),
-      field("dids", "Device ids; without any, the devices above", "area", { rows: 2 })], "Create the task", create)),
-    box("Tasks", tasks.element));
+    box(_("New task"), h("p", {}, sameCall("POST", "/devicemgmt/tasks", { dtid: id, taskType: "R", property: "serverProperties.site" })), form(_("New task"), [
+      h("div", { class: "tools" }, field("taskType", _("What"), [["R", _("Read")], ["W", _("Write")], ["E", _("Execute")]]), field("property", _("Property"), "text", { required: true, placeholder: "serverProperties.site" }), field("value", _("Value"), "text")),
+      field("dids", _("Device ids; without any, the devices above"), "area", { rows: 2 })], _("Create the task"), create)),
+    box(_("Tasks"), tasks.element));
   await Promise.all([configuration(standing), devices(), listTasks()]);
 });

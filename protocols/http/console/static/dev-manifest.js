@@ -5,6 +5,7 @@ import { badge, box, button, field, form, id, page, sameCall, show } from "./das
 import { typeShown } from "./dev-shared.js";
 import { $, fill, h, time } from "./dom.js";
 import { save } from "./saving.js";
+import { _ } from "./texts.js";
 
 const FIRST = { fields: [{ name: "temperature", type: "CUSTOM", valueClass: "Double", isCollection: false, description: "In the room" }], messageFormat: "json", actions: [] };
 const KEPT = `trunkline manifest ${id}`;  // a draft is kept until the tab is closed
@@ -19,16 +20,16 @@ function read() {
   const text = $("[name=manifest]").value;
   try {
     const document_ = JSON.parse(text);
-    if (document_ === null || typeof document_ !== "object" || Array.isArray(document_)) throw new SyntaxError("It must be an object.");
+    if (document_ === null || typeof document_ !== "object" || Array.isArray(document_)) throw new SyntaxError(_("It must be an object."));
     return document_;
   } catch (error) {
-    throw new Refused(400, { error: { message: "No JSON", errors: [{ field: "manifest", messages: [`This is no JSON: ${error.message}`] }] } });
+    throw new Refused(400, { error: { message: _("No JSON"), errors: [{ field: "manifest", messages: [_("This is no JSON: {message}", { message: error.message })] }] } });
   }
 }
 
 function findings(error) {
   const list = error.findings?.length ? error.findings : [{ field: "", messages: [error.message] }];
-  fill(verdict, h("p", {}, badge("Not valid", "bad")), h("ul", { class: "findings" }, list.map((one) =>
+  fill(verdict, h("p", {}, badge(_("Not valid"), "bad")), h("ul", { class: "findings" }, list.map((one) =>
     h("li", {}, one.field ? h("code", {}, one.field) : null, one.field ? ": " : "", one.messages.join(", ")))));
 }
 
@@ -37,9 +38,9 @@ async function judge() {
   try {
     const { data } = await call("POST", `/devicetypes/${id}/manifests/try`, { body: { manifest: read(), payload: $("[name=payload]").value || "{}",
       encoding: $("[name=encoding]").value }, quiet: true });
-    fill(verdict, h("p", {}, badge("The Manifest is valid", "good")), data.data
-      ? h("div", {}, h("p", {}, "A message with this payload is stored as"), h("pre", { tabindex: "0", id: "tried" }, h("code", {}, JSON.stringify(data.data, null, 2))))
-      : h("p", { id: "tried" }, `A message with this payload would fail: ${data.reason}`));
+    fill(verdict, h("p", {}, badge(_("The Manifest is valid"), "good")), data.data
+      ? h("div", {}, h("p", {}, _("A message with this payload is stored as")), h("pre", { tabindex: "0", id: "tried" }, h("code", {}, JSON.stringify(data.data, null, 2))))
+      : h("p", { id: "tried" }, _("A message with this payload would fail: {reason}", { reason: data.reason })));
   } catch (error) {
     if (!(error instanceof Refused)) throw error;
     findings(error);
@@ -48,10 +49,10 @@ async function judge() {
 
 async function uploadIt() {
   try {
-    const data = await save("POST", `/devicetypes/${id}/manifests`, { manifest: read() }, { seen, labels: { manifest: "The Manifest" }, take: forget });
+    const data = await save("POST", `/devicetypes/${id}/manifests`, { manifest: read() }, { seen, labels: { manifest: _("The Manifest") }, take: forget });
     if (data === null) return;
     drop();
-    done(data.isNew ? (data.approved ? `Version ${data.version} is in use.` : `Version ${data.version} waits for an operator's approval: it has a transform.`) : "The newest version is the same already.");
+    done(data.isNew ? (data.approved ? _("Version {version} is in use.", { version: data.version }) : _("Version {version} waits for an operator's approval: it has a transform.", { version: data.version })) : _("The newest version is the same already."));
     await load();
   } catch (error) {
     if (!(error instanceof Refused) || error.status === 403) throw error;
@@ -74,25 +75,25 @@ async function load() {
   const begun = sessionStorage.getItem(SEEN);
   seen = draft !== null && begun !== null ? JSON.parse(begun) : { tag: tagOf(answer.data), data: { manifest: newest } };
   verdict = h("div", { id: "verdict", role: "status" });
-  const edit = form("Manifest", [
-    field("manifest", "The Manifest as JSON", "area", { class: "editor", rows: 20, value: draft ?? JSON.stringify(newest ?? FIRST, null, 2), oninput: (event) => {
+  const edit = form(_("Manifest"), [
+    field("manifest", _("The Manifest as JSON"), "area", { class: "editor", rows: 20, value: draft ?? JSON.stringify(newest ?? FIRST, null, 2), oninput: (event) => {
       sessionStorage.setItem(KEPT, event.target.value);
       sessionStorage.setItem(SEEN, JSON.stringify(seen));
       clearTimeout(typing);
       typing = setTimeout(() => attempt(judge), 600);
     } }),
-  ], "Upload as the next version", uploadIt);
-  const tryIt = form("Try it", [
-    field("payload", "Payload of a device", "area", { class: "editor", rows: 3, maxlength: 2048, value: '{"temperature":"21.5","more":1}' }),
-    field("encoding", "Written as", [["text", "text"], ["hex", "hexadecimal"]]),
-  ], "Try it", judge, "quiet");
+  ], _("Upload as the next version"), uploadIt);
+  const tryIt = form(_("Try it"), [
+    field("payload", _("Payload of a device"), "area", { class: "editor", rows: 3, maxlength: 2048, value: '{"temperature":"21.5","more":1}' }),
+    field("encoding", _("Written as"), [["text", "text"], ["hex", _(_("hexadecimal"))]]),
+  ], _("Try it"), judge, "quiet");
   fill(page,
-    draft === null ? null : h("p", { class: "notice" }, "This is a draft that was not uploaded. ", button("Throw it away", () => attempt(forget))),
-    h("div", { class: "columns" }, h("div", { class: "column" }, box("Manifest", h("p", {}, sameCall("POST", `/devicetypes/${id}/manifests`, { manifest: newest ?? FIRST })), edit)),
-      h("div", { class: "column" }, box("Try it", tryIt, verdict),
-        box("Versions", answer.data.length ? answer.data.map((one) => h("p", { class: "row between" }, h("span", {}, h("b", {}, `Version ${one.version}`), " ", time(one.createdOn),
-          one.approved ? null : h("span", {}, " ", badge("waits for approval"))), button("Edit", () => { $("[name=manifest]").value = JSON.stringify(one.manifest, null, 2); attempt(judge); })))
-          : [h("p", { class: "hint" }, "None yet.")]))));
+    draft === null ? null : h("p", { class: "notice" }, _("This is a draft that was not uploaded."), " ", button(_("Throw it away"), () => attempt(forget))),
+    h("div", { class: "columns" }, h("div", { class: "column" }, box(_("Manifest"), h("p", {}, sameCall("POST", `/devicetypes/${id}/manifests`, { manifest: newest ?? FIRST })), edit)),
+      h("div", { class: "column" }, box(_("Try it"), tryIt, verdict),
+        box(_("Versions"), answer.data.length ? answer.data.map((one) => h("p", { class: "row between" }, h("span", {}, h("b", {}, _("Version {version}", { version: one.version })), " ", time(one.createdOn),
+          one.approved ? null : h("span", {}, " ", badge(_("waits for approval")))), button(_("Edit"), () => { $("[name=manifest]").value = JSON.stringify(one.manifest, null, 2); attempt(judge); })))
+          : [h("p", { class: "hint" }, _("None yet."))]))));
 }
 
 await show(load);

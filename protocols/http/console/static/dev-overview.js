@@ -7,6 +7,7 @@ import { address, badge, box, everything, figures, follow, organizations, page, 
 import { fill, fullTime, h, whole } from "./dom.js";
 import { withNames } from "./names.js";
 import { follow as hear } from "./sockets.js";
+import { _, worded } from "./texts.js";
 
 const AGAIN_MS = 60000;
 const SOON_MS = 500;
@@ -24,14 +25,14 @@ const alarm = (what, name, text, href) => ({ what, name, text, href });
 
 async function rules() {
   const found = await everything(`/users/${uid}/rules`, {}, (answer) => answer.data);
-  return found.filter((one) => ["failing", "invalid", "stopped"].includes(one.state)).map((one) => alarm("Rule", one.name ?? one.id,
-    problemOf(one) ?? `It is ${one.state}.`, `/console/rules/${one.id}`));
+  return found.filter((one) => ["failing", "invalid", "stopped"].includes(one.state)).map((one) => alarm(_("Rule"), one.name ?? one.id,
+    problemOf(one) ?? _("It is {state}.", { state: worded(one.state) }), `/console/rules/${one.id}`));
 }
 
 async function subscriptions(members) {
   const lists = await Promise.all(members.map((one) => everything(`/developer/organizations/${one.id}/subscriptions`, {}, (answer) => answer.data)));
-  return lists.flat().filter((one) => one.status === "SUSPENDED" || one.problem).map((one) => alarm("Subscription",
-    one.description ?? one.callbackUrl ?? one.id, one.problem ?? "It is suspended.", one.uid === uid ? `/developer/subscriptions/${one.id}` : "/developer/subscriptions"));
+  return lists.flat().filter((one) => one.status === "SUSPENDED" || one.problem).map((one) => alarm(_("Subscription"),
+    one.description ?? one.callbackUrl ?? one.id, one.problem ?? _("It is suspended."), one.uid === uid ? `/developer/subscriptions/${one.id}` : "/developer/subscriptions"));
 }
 
 // Tasks are for administrators.
@@ -39,14 +40,14 @@ async function rollouts(members, types) {
   const names = new Map(types.map((one) => [one.id, one.name]));
   const lists = await Promise.all(members.filter((one) => one.role === "administrator").map((one) =>
     everything(`/developer/organizations/${one.id}/tasks`, {}, (answer) => answer.data)));
-  return lists.flat().map((one) => alarm(one.property === "akc.update" ? "Roll-out" : "Task", `${one.property} on ${names.get(one.dtid) ?? one.dtid}`,
-    `${whole(one.statusCounts.numFailed)} of ${whole(one.statusCounts.totalDevices)} devices failed. Last changed: ${fullTime(one.modifiedOn)}.`, `/developer/tasks/${one.id}`));
+  return lists.flat().map((one) => alarm(one.property === "akc.update" ? _("Roll-out") : _("Task"), _("{property} on {type}", { property: one.property, type: names.get(one.dtid) ?? one.dtid }),
+    _("{failed} of {total} devices failed. Last changed: {when}.", { failed: whole(one.statusCounts.numFailed), total: whole(one.statusCounts.totalDevices), when: fullTime(one.modifiedOn) }), `/developer/tasks/${one.id}`));
 }
 
 async function connectors(members) {
   const lists = await Promise.all(members.map((one) => everything(`/developer/organizations/${one.id}/connectors`, {}, (answer) => answer.data)));
-  return lists.flat().filter((one) => one.status === "FAILING").map((one) => alarm("Connector", one.name,
-    one.lastOn ? `${one.problem} Last: ${fullTime(one.lastOn)}.` : one.problem, `/developer/types/${one.dtid}/connector`));
+  return lists.flat().filter((one) => one.status === "FAILING").map((one) => alarm(_("Connector"), one.name,
+    one.lastOn ? _("{problem} Last: {when}.", { problem: one.problem, when: fullTime(one.lastOn) }) : one.problem, `/developer/types/${one.dtid}/connector`));
 }
 
 async function unlinked(types) {
@@ -56,7 +57,9 @@ async function unlinked(types) {
     const without = devices.filter((one) => one.needProviderAuth);
     if (without.length === 0) return null;
     const names = without.slice(0, NAMED).map((one) => one.name).join(", ");
-    return alarm("Connector", `${type.name}, devices without a link`, `No reading comes from ${names}${without.length > NAMED ? ` and ${whole(without.length - NAMED)} others` : ""}: not linked to an account at the third party.`,
+    return alarm(_("Connector"), _("{name}, devices without a link", { name: type.name }), without.length > NAMED
+      ? _("No reading comes from {names} and {count} others: not linked to an account at the third party.", { names, count: whole(without.length - NAMED) })
+      : _("No reading comes from {names}: not linked to an account at the third party.", { names }),
       without.length === 1 ? `/console/devices/${without[0].id}` : `/developer/types/${type.id}/connector`);
   }));
   return lists.filter(Boolean);
@@ -71,20 +74,20 @@ async function load() {
   if (now === painted) return;  // an equal list is not drawn again: the focus stays
   painted = now;
   fill(page,
-    box("Needs attention", found.length ? h("ul", { class: "alarms" }, found.map((one) => h("li", {},
-      h("div", {}, h("p", {}, h("b", {}, `${one.what}: `, address(one.name))), h("p", {}, withNames(one.text))), h("a", { href: one.href, "aria-label": `Open ${one.name}` }, "Open"))))
-      : h("ul", { class: "alarms" }, h("li", { class: "calm" }, h("p", {}, "No rule, subscription, roll-out or connector of yours fails.")))),
+    box(_("Needs attention"), found.length ? h("ul", { class: "alarms" }, found.map((one) => h("li", {},
+      h("div", {}, h("p", {}, h("b", {}, `${one.what}: `, address(one.name))), h("p", {}, withNames(one.text))), h("a", { href: one.href, "aria-label": _("Open {name}", { name: one.name }) }, _("Open")))))
+      : h("ul", { class: "alarms" }, h("li", { class: "calm" }, h("p", {}, _("No rule, subscription, roll-out or connector of yours fails."))))),
     boardBox(offering, load),
-    box("Your organizations", h("p", {}, sameCall("GET", "/developer/organizations")), ...members.map((one) => h("div", {}, h("h3", {}, one.name, " ", badge(one.role)), figures(
-      ["Messages this month", whole(one.usage.used)],
-      ["Limit", one.usage.limit < 0 ? "unlimited" : whole(one.usage.limit), one.usage.limit >= 0 && one.usage.used >= one.usage.limit],
-      ["Device types", whole(types.filter((type) => type.oid === one.id).length)])))),
-    box("Where to begin", h("ul", {},
-      h("li", {}, h("a", { href: "/developer/applications" }, "Applications"), ": ids, secrets, redirect URIs, methods"),
-      h("li", {}, h("a", { href: "/developer/types" }, "Device types"), ": Manifests, approved lists, devices, firmware, plans, errors"),
-      h("li", {}, h("a", { href: "/developer/subscriptions" }, "Subscriptions"), ": the delivery log and replay"),
-      h("li", {}, h("a", { href: "/developer/trials" }, "Trials"), ": people who try your devices"),
-      h("li", {}, h("a", { href: "/developer/usage" }, "Usage"), ": quotas, and units by day"))));
+    box(_("Your organizations"), h("p", {}, sameCall("GET", "/developer/organizations")), ...members.map((one) => h("div", {}, h("h3", {}, one.name, " ", badge(one.role)), figures(
+      [_("Messages this month"), whole(one.usage.used)],
+      [_("Limit"), one.usage.limit < 0 ? _("unlimited") : whole(one.usage.limit), one.usage.limit >= 0 && one.usage.used >= one.usage.limit],
+      [_("Device types"), whole(types.filter((type) => type.oid === one.id).length)])))),
+    box(_("Where to begin"), h("ul", {},
+      h("li", {}, h("a", { href: "/developer/applications" }, _("Applications")), ": ", _("ids, secrets, redirect URIs, methods")),
+      h("li", {}, h("a", { href: "/developer/types" }, _("Device types")), ": ", _("Manifests, approved lists, devices, firmware, plans, errors")),
+      h("li", {}, h("a", { href: "/developer/subscriptions" }, _("Subscriptions")), ": ", _("the delivery log and replay")),
+      h("li", {}, h("a", { href: "/developer/trials" }, _("Trials")), ": ", _("people who try your devices")),
+      h("li", {}, h("a", { href: "/developer/usage" }, _("Usage")), ": ", _("quotas, and units by day")))));
 }
 
 // Events of rules and subscriptions show at once; events during a lost connection are read when it is back.

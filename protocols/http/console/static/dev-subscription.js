@@ -5,6 +5,7 @@ import { badge, box, button, crumb, everything, field, follow, form, id, organiz
 import { DataTable } from "./data-table.js";
 import { fill, fullTime, h, sure, time, whole } from "./dom.js";
 import { named, nameOf, withNames } from "./names.js";
+import { _, phrase, plural, worded } from "./texts.js";
 
 const PATH = `/subscriptions/${id}`;
 const KINDS = { DELIVERED: "good", FAILED: "bad", ACTIVE: "good", SUSPENDED: "bad", FAILING: "bad" };
@@ -18,20 +19,23 @@ let listedOn = 0;
 
 const outcome = ({ attempts }) => {
   const last = attempts.at(-1);
-  if (!last) return "no attempt yet";
-  return `${last.httpStatus ?? last.error ?? ""} after ${whole(last.durationMs)} ms${last.excerpt ? `: ${last.excerpt}` : ""}`;
+  if (!last) return _("no attempt yet");
+  const answer = _("{answer} after {ms} ms", { answer: last.httpStatus ?? last.error ?? "", ms: whole(last.durationMs) });
+  return last.excerpt ? `${answer}: ${last.excerpt}` : answer;
 };
 
 // The device or device type, with its user
 function ofWhat(one) {
   const of = one.sdid ?? one.ddid ?? one.sdtid;
-  return of ? [one.sdtid ? "devices of the type " : "", named(of, one.sdtid ? undefined : `/console/devices/${of}`), " of ", named(one.uid, undefined, true)] : [named(one.uid, undefined, true)];
+  const user = named(one.uid, undefined, true);
+  if (!of) return [user];
+  return one.sdtid ? phrase("devices of the type {type} of {user}", { type: named(of), user }) : phrase("{device} of {user}", { device: named(of, `/console/devices/${of}`), user });
 }
 
 const replay = (body) => async () => {
   const { data } = await call("POST", `${PATH}/deliveries/replay`, { body });
   localStorage.setItem(KEPT, JSON.stringify({ ids: data.ids, on: Date.now() }));
-  done(`${whole(data.ids.length)} notifications are delivered again, with the same ids.`);
+  done(plural("{count} notification is delivered again, with the same id.", "{count} notifications are delivered again, with the same ids.", data.ids.length));
   await deliveries();
 };
 
@@ -46,8 +50,8 @@ function paintReplay() {
   const ids = begun.ids.filter((one) => states.has(one)), waiting = ids.filter((one) => states.get(one) === "PENDING").length;
   if (ids.length === 0) return;  // the filter of the log leaves them out
   const failed = ids.filter((one) => states.get(one) === "FAILED").length;
-  fill(parts.replay, h("p", { role: "status" }, "The latest replay, begun ", time(begun.on), `: ${whole(ids.length - waiting)} of ${whole(ids.length)} answered${failed ? `, ${whole(failed)} failed` : ""}.`),
-    waiting ? progress("Progress of the replay", ids.length - waiting, ids.length) : null);
+  fill(parts.replay, h("p", { role: "status" }, phrase("The latest replay, begun {when}: {answered} of {total} answered, {failed} failed.", { when: time(begun.on), answered: whole(ids.length - waiting), total: whole(ids.length), failed: whole(failed) })),
+    waiting ? progress(_("Progress of the replay"), ids.length - waiting, ids.length) : null);
 }
 
 async function deliveries() {
@@ -67,16 +71,16 @@ async function standing() {
   const [{ data }, known] = await Promise.all([get(PATH), line()]);
   const one = { ...data, problem: known?.problem };
   title(one.description || one.callbackUrl || one.subscriptionType);
-  fill(parts.standing, h("dl", { class: "facts" }, h("dt", {}, "Status"), h("dd", {}, badge(stateOf(one).toLowerCase().replaceAll("_", " "), KINDS[stateOf(one)] ?? ""), one.problem ? h("div", { class: "soft" }, withNames(one.problem)) : null),
-    h("dt", {}, "Of"), h("dd", {}, `${{ message: "messages", action: "Actions" }[one.messageType] ?? one.messageType} of `, ...ofWhat(one)), one.callbackUrl ? [h("dt", {}, "Callback"), h("dd", {}, h("code", {}, one.callbackUrl))] : null,
-    h("dt", {}, "Created"), h("dd", {}, time(one.createdOn))),
-  h("p", { class: "row" }, ["ACTIVE", "PAUSED"].includes(one.status) ? button(one.status === "PAUSED" ? "Resume" : "Pause", (event) => attempt(async () => {
+  fill(parts.standing, h("dl", { class: "facts" }, h("dt", {}, _("Status")), h("dd", {}, badge(stateOf(one).toLowerCase().replaceAll("_", " "), KINDS[stateOf(one)] ?? ""), one.problem ? h("div", { class: "soft" }, withNames(one.problem)) : null),
+    h("dt", {}, _("Of")), h("dd", {}, { message: _("Messages"), action: _("Actions") }[one.messageType] ?? one.messageType, ": ", ...ofWhat(one)), one.callbackUrl ? [h("dt", {}, _("Callback")), h("dd", {}, h("code", {}, one.callbackUrl))] : null,
+    h("dt", {}, _("Created")), h("dd", {}, time(one.createdOn))),
+  h("p", { class: "row" }, ["ACTIVE", "PAUSED"].includes(one.status) ? button(one.status === "PAUSED" ? _("Resume") : _("Pause"), (event) => attempt(async () => {
     await call("PUT", PATH, { body: { status: one.status === "PAUSED" ? "ACTIVE" : "PAUSED" } });
-    done(one.status === "PAUSED" ? "Messages since the pause are delivered now." : "Paused: messages that come are delivered later.");
+    done(one.status === "PAUSED" ? _("Messages since the pause are delivered now.") : _("Paused: messages that come are delivered later."));
     await standing();
   }, { button: event.target })) : null, sameCall("GET", `${PATH}/deliveries`),
-  button("Delete", async (event) => {
-    if (!await sure("Delete this subscription?", "Nothing more is delivered. Waiting notifications and the delivery log are deleted.", "Delete it")) return;
+  button(_("Delete"), async (event) => {
+    if (!await sure(_("Delete this subscription?"), _("Nothing more is delivered. Waiting notifications and the delivery log are deleted."), _("Delete it"))) return;
     await attempt(async () => {
       await call("DELETE", PATH);
       location.assign("/developer/subscriptions");
@@ -90,29 +94,29 @@ async function requireOwn() {
   const found = await line();
   if (!found || found.uid === uid) return;
   const owner = await nameOf(found.uid);
-  throw new Refused(403, { error: { message: `This subscription is of ${owner?.name ?? "somebody else"}, who alone sees its deliveries.` } });
+  throw new Refused(403, { error: { message: _("This subscription is of {owner}, who alone sees its deliveries.", { owner: owner?.name ?? _("somebody else") }) } });
 }
 
 await show(async () => {
   await requireOwn();
-  crumb("/developer/subscriptions", "Subscriptions");
-  parts = { standing: h("div"), replay: h("div", { id: "replay" }), log: new DataTable("Deliveries", [
-    { name: "Status", value: (one) => one.status, cell: (one) => badge(one.status.toLowerCase(), KINDS[one.status] ?? ""), isName: true },
-    { name: "Notification", value: (one) => one.id, cell: (one) => h("code", { class: "id", title: one.id }, `…${one.id.slice(-8)}`) },
-    { name: "Attempts", value: (one) => one.attempts.length, isNumber: true },
-    { name: "Last attempt", value: (one) => one.attempts.at(-1)?.ts ?? 0, cell: (one) => (one.attempts.length ? time(one.attempts.at(-1).ts) : "–") },
-    { name: "Answer", value: outcome },
-    { name: "Next", value: (one) => one.nextAttemptOn ?? "", cell: (one) => (one.nextAttemptOn ? fullTime(one.nextAttemptOn) : "–") },
-    { name: "", value: () => "", cell: (one) => button("Deliver again", (event) => attempt(replay({ ids: [one.id] }), { button: event.target })) },
-  ], { empty: "Nothing was delivered yet.", file: `deliveries-${id}.csv` }) };
-  const chosen = field("status", "Show", [["", "everything"], ["FAILED", "failed"], ["PENDING", "pending"], ["DELIVERED", "delivered"]]);
+  crumb("/developer/subscriptions", _("Subscriptions"));
+  parts = { standing: h("div"), replay: h("div", { id: "replay" }), log: new DataTable(_("Deliveries"), [
+    { name: _("Status"), value: (one) => one.status, cell: (one) => badge(one.status.toLowerCase(), KINDS[one.status] ?? ""), isName: true },
+    { name: _("Notification"), value: (one) => one.id, cell: (one) => h("code", { class: "id", title: one.id }, `…${one.id.slice(-8)}`) },
+    { name: _("Attempts"), value: (one) => one.attempts.length, isNumber: true },
+    { name: _("Last attempt"), value: (one) => one.attempts.at(-1)?.ts ?? 0, cell: (one) => (one.attempts.length ? time(one.attempts.at(-1).ts) : "–") },
+    { name: _("Answer"), value: outcome },
+    { name: _("Next"), value: (one) => one.nextAttemptOn ?? "", cell: (one) => (one.nextAttemptOn ? fullTime(one.nextAttemptOn) : "–") },
+    { name: "", value: () => "", cell: (one) => button(_("Deliver again"), (event) => attempt(replay({ ids: [one.id] }), { button: event.target })) },
+  ], { empty: _("Nothing was delivered yet."), file: `deliveries-${id}.csv` }) };
+  const chosen = field("status", _("Show"), [["", _("everything")], ["FAILED", worded("failed")], ["PENDING", worded("pending")], ["DELIVERED", worded("delivered")]]);
   parts.status = chosen.querySelector("select");
   parts.status.addEventListener("change", () => attempt(deliveries));
   const hour = (ms) => new Date(ms - new Date().getTimezoneOffset() * 60000).toISOString().slice(0, 16);
   await standing();
-  fill(page, box("Subscription", parts.standing), box("Delivery log", h("div", { class: "tools" }, chosen), parts.log.element),
-    box("Deliver again", form("Deliver again", [h("div", { class: "tools" }, field("startDate", "Made from", "datetime-local", { value: hour(Date.now() - 3600000), required: true }),
-      field("endDate", "to", "datetime-local", { value: hour(Date.now() + 60000), required: true }))], "Deliver these again",
+  fill(page, box(_("Subscription"), parts.standing), box(_("Delivery log"), h("div", { class: "tools" }, chosen), parts.log.element),
+    box(_("Deliver again"), form(_("Deliver again"), [h("div", { class: "tools" }, field("startDate", _("Made from"), "datetime-local", { value: hour(Date.now() - 3600000), required: true }),
+      field("endDate", _("to"), "datetime-local", { value: hour(Date.now() + 60000), required: true }))], _("Deliver these again"),
     (elements) => replay({ startDate: Date.parse(elements.startDate.value), endDate: Date.parse(elements.endDate.value) })()), parts.replay));
   await deliveries();
   follow(async () => {

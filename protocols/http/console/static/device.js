@@ -15,6 +15,7 @@ import { Tasks } from "./tasks.js";
 import { Trail } from "./trail.js";
 import { Values } from "./values.js";
 import { Wanting } from "./wanted.js";
+import { _, phrase, worded } from "./texts.js";
 
 const page = $("#device");
 const did = page.dataset.did;
@@ -84,22 +85,22 @@ async function open() {
 function head() {
   $("#name").textContent = device.name;
   document.title = `${device.name} · Trunkline`;
-  fill($("#standing"), h("span", { class: `badge ${availability}` }, availability),
-    lastMessage ? h("span", {}, "last message ", time(lastMessage)) : null,
-    device.connected ? null : h("span", { class: "tag" }, "disabled"),
-    device.sharedWithMe ? (shared ??= h("span", {}, "shared with you by ", named(device.uid, undefined, true))) : null);
-  $("#enable").textContent = device.connected ? "Disable" : "Enable";
+  fill($("#standing"), h("span", { class: `badge ${availability}` }, worded(availability)),
+    lastMessage ? h("span", {}, phrase("last message {when}", { when: time(lastMessage) })) : null,
+    device.connected ? null : h("span", { class: "tag" }, _("disabled")),
+    device.sharedWithMe ? (shared ??= h("span", {}, phrase("shared with you by {name}", { name: named(device.uid, undefined, true) }))) : null);
+  $("#enable").textContent = device.connected ? _("Disable") : _("Enable");
 }
 
 function about(type) {
-  const facts = [["Device id", h("code", {}, did)], ["Type", `${type.name} (${type.uniqueName})`],
-    ["Type id", h("code", {}, device.dtid)],
-    ["Manifest", `version ${device.manifestVersion}, ${device.manifestVersionPolicy === "LATEST" ? "always the latest" : "fixed"}`],
-    ["Added", fullTime(device.createdOn)]];
-  if (device.certificateInfo) facts.push(["Certificate", h("code", {}, device.certificateInfo["Cert-FP"])]);
+  const facts = [[_("Device id"), h("code", {}, did)], [_("Type"), `${type.name} (${type.uniqueName})`],
+    [_("Type id"), h("code", {}, device.dtid)],
+    [_("Manifest"), device.manifestVersionPolicy === "LATEST" ? _("version {version}, always the latest", { version: device.manifestVersion }) : _("version {version}, fixed", { version: device.manifestVersion })],
+    [_("Added"), fullTime(device.createdOn)]];
+  if (device.certificateInfo) facts.push([_("Certificate"), h("code", {}, device.certificateInfo["Cert-FP"])]);
   fill($("#about"), facts.flatMap(([term, text]) => [h("dt", {}, term), h("dd", {}, text)]));
-  $("#as-text").addEventListener("click", () => showText(`${device.name} as text`, table(type),
-    "In a provision file, “trunkline provision” makes or changes this device."));
+  $("#as-text").addEventListener("click", () => showText(_("{name} as text", { name: device.name }), table(type),
+    _("In a provision file, “trunkline provision” makes or changes this device.")));
 }
 
 // The device as a table of the provision file
@@ -123,16 +124,16 @@ function ownerTools() {
     attempt(async () => {
       await change({ name: form.elements.name.value });
       show(false);
-      done("The device has a new name.");
+      done(_("The device has a new name."));
     }, { form });
   });
   $("#enable").addEventListener("click", (event) => attempt(async () => {
     await change({ connected: !device.connected });
-    done(device.connected ? "The device is enabled." : "The device is disabled: it neither sends nor receives.");
+    done(device.connected ? _("The device is enabled.") : _("The device is disabled: it neither sends nor receives."));
   }, { button: event.target }));
   $("#delete").addEventListener("click", async (event) => {
-    const yes = await sure(`Delete ${device.name}?`,
-      "Its messages leave every list at once. Only the operator can bring it back, for 30 days.", "Delete the device");
+    const yes = await sure(_("Delete {name}?", { name: device.name }),
+      _("Its messages leave every list at once. Only the operator can bring it back, for 30 days."), _("Delete the device"));
     if (yes) await attempt(async () => {
       leaving = true;
       await call("DELETE", `/devices/${did}`);
@@ -144,7 +145,7 @@ function ownerTools() {
 function guestTools() {
   $("#guest-tools").hidden = false;
   $("#leave").addEventListener("click", async (event) => {
-    const yes = await sure(`Leave ${device.name}?`, "You see it no more. Only its owner can share it with you again.", "Leave it");
+    const yes = await sure(_("Leave {name}?", { name: device.name }), _("You see it no more. Only its owner can share it with you again."), _("Leave it"));
     if (yes) await attempt(async () => {
       leaving = true;
       await call("DELETE", `/devices/${did}/shares/${device.sharedWithMe}`);
@@ -164,7 +165,7 @@ await attempt(async () => {
     await open();
   } catch (error) {
     if (error.status !== 403 && error.status !== 404) throw error;
-    fill($("#device"), h("div", { class: "empty" }, h("h1", {}, "No such device"),
-      h("p", {}, "It was deleted, or it is not yours to see."), h("a", { class: "button", href: "/console" }, "To your devices")));
+    fill($("#device"), h("div", { class: "empty" }, h("h1", {}, _("No such device")),
+      h("p", {}, _("It was deleted, or it is not yours to see.")), h("a", { class: "button", href: "/console" }, _("To your devices"))));
   }
 });

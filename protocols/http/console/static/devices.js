@@ -4,6 +4,7 @@ import { attempt, call, done, get } from "./api.js";
 import { $, empty, fill, h, shown, time, whole } from "./dom.js";
 import { manifestOf, snapshotLeaves } from "./manifest.js";
 import { follow } from "./sockets.js";
+import { _, phrase, worded } from "./texts.js";
 
 const PAGE = 25;
 const VALUES = 3;
@@ -51,9 +52,9 @@ async function show({ data: { devices }, total }, isFiltered) {
   $("#devices").hidden = devices.length === 0;
   if (devices.length === 0) {
     fill(none, isFiltered
-      ? empty("No device fits", "Try another word, or another choice beside it.")
-      : empty("No devices yet", "Add one, and its page shows the lines that send its first message.",
-        h("a", { class: "button", href: "/console/devices/new" }, "Add a device")));
+      ? empty(_("No device fits"), _("Try another word, or another choice beside it."))
+      : empty(_("No devices yet"), _("Add one, and its page shows the lines that send its first message."),
+        h("a", { class: "button", href: "/console/devices/new" }, _("Add a device"))));
   }
   const shownRows = new Map(devices.map((device) => [device.id, new Row(device)]));
   fill(rows, [...shownRows.values()].map((row) => row.element));
@@ -62,7 +63,7 @@ async function show({ data: { devices }, total }, isFiltered) {
 }
 
 function pages(total, count) {
-  $("#range").textContent = count ? `${whole(offset + 1)}–${whole(offset + count)} of ${whole(total)}` : "";
+  $("#range").textContent = count ? _("{first}–{last} of {total}", { first: whole(offset + 1), last: whole(offset + count), total: whole(total) }) : "";
   $("#earlier").disabled = offset === 0;
   $("#later").disabled = offset + count >= total;
   $("#pages").hidden = total <= PAGE;
@@ -99,28 +100,28 @@ class Row {
     this.values = new Map();
     this.fields = new Map();
     this.badge = h("span", { class: "badge unknown" }, "…");
-    this.cell = h("td", { class: "values", "data-label": "Latest values" }, h("span", { class: "skeleton inline" }));
-    this.last = h("td", { class: "when", "data-label": "Last message" });
+    this.cell = h("td", { class: "values", "data-label": _("Latest values") }, h("span", { class: "skeleton inline" }));
+    this.last = h("td", { class: "when", "data-label": _("Last message") });
     const notes = [];
-    if (device.sharedWithMe) notes.push(" ", h("small", { class: "tag" }, "shared with you"));
-    if (device.sharedWithOthers) notes.push(" ", h("small", { class: "tag" }, "shared"));
-    if (!device.connected) notes.push(" ", h("small", { class: "tag" }, "disabled"));
+    if (device.sharedWithMe) notes.push(" ", h("small", { class: "tag" }, _("shared with you")));
+    if (device.sharedWithOthers) notes.push(" ", h("small", { class: "tag" }, _("shared")));
+    if (!device.connected) notes.push(" ", h("small", { class: "tag" }, _("disabled")));
     this.type = h("span", { class: "type" }, "\u00a0");
     this.element = h("tr", {},
       h("th", { scope: "row" }, h("div", {}, h("a", { href: `/console/devices/${device.id}` }, device.name), notes, this.type)),
-      h("td", { "data-label": "Status" }, this.badge), this.cell, this.last);
+      h("td", { "data-label": _("Status") }, this.badge), this.cell, this.last);
   }
 
   status({ availability, snapshot, lastMessageTs }) {
     this.availability(availability);
     for (const [path, one] of snapshotLeaves(snapshot)) this.values.set(path, one.value);
     this.paint();
-    fill(this.last, lastMessageTs ? time(lastMessageTs) : "never");
+    fill(this.last, lastMessageTs ? time(lastMessageTs) : _("never"));
   }
 
   availability(is) {
     this.badge.className = `badge ${is}`;
-    this.badge.textContent = is;
+    this.badge.textContent = worded(is);
   }
 
   message(frame) {
@@ -170,17 +171,17 @@ async function offers() {
       done(text);
       await load();
     }, { button: note.querySelector("button") });
-    const note = h("div", { class: "notice" }, h("p", {}, h("b", {}, share.ownerName || "Somebody"), " shares ", h("b", {}, share.deviceName), " with you."),
+    const note = h("div", { class: "notice" }, h("p", {}, phrase("{owner} shares {device} with you.", { owner: h("b", {}, share.ownerName || _("Somebody")), device: h("b", {}, share.deviceName) })),
       h("div", { class: "row" },
-        h("button", { type: "button", class: "small", onclick: () => answer("ACCEPTED", `${share.deviceName} is in your list.`) }, "Accept"),
-        h("button", { type: "button", class: "quiet small", onclick: () => answer("REJECTED", "The offer was declined.") }, "Decline")));
+        h("button", { type: "button", class: "small", onclick: () => answer("ACCEPTED", _("{deviceName} is in your list.", { deviceName: share.deviceName })) }, _("Accept")),
+        h("button", { type: "button", class: "quiet small", onclick: () => answer("REJECTED", _("The offer was declined.")) }, _("Decline"))));
     box.append(note);
   }
 }
 
 const openIt = (note, did, name) => {
   note.className = "notice good";
-  fill(note, h("p", {}, `${name} is in your list.`), h("a", { class: "button", href: `/console/devices/${did}` }, "Open it"));
+  fill(note, h("p", {}, _("{name} is in your list.", { name })), h("a", { class: "button", href: `/console/devices/${did}` }, _("Open it")));
 };
 
 // Devices that others hand over
@@ -195,10 +196,10 @@ async function transfers() {
       done(text);
       await load();
     }, { button: event.target });
-    const note = h("div", { class: "notice" }, h("p", {}, h("b", {}, one.ownerName || "Somebody"), " hands ", h("b", {}, one.deviceName), " over to you, for good."),
+    const note = h("div", { class: "notice" }, h("p", {}, phrase("{owner} hands {device} over to you, for good.", { owner: h("b", {}, one.ownerName || _("Somebody")), device: h("b", {}, one.deviceName) })),
       h("div", { class: "row" },
-        h("button", { type: "button", class: "small", "aria-label": `Take ${one.deviceName}`, onclick: answer("ACCEPTED", `${one.deviceName} is yours.`) }, "Take it"),
-        h("button", { type: "button", class: "quiet small", "aria-label": `Decline ${one.deviceName}`, onclick: answer("DECLINED", "The device was declined.") }, "Decline")));
+        h("button", { type: "button", class: "small", "aria-label": _("Take {deviceName}", { deviceName: one.deviceName }), onclick: answer("ACCEPTED", _("{deviceName} is yours.", { deviceName: one.deviceName })) }, _("Take it")),
+        h("button", { type: "button", class: "quiet small", "aria-label": _("Decline {deviceName}", { deviceName: one.deviceName }), onclick: answer("DECLINED", _("The device was declined.")) }, _("Decline"))));
     $("#offers").append(note);
   }
 }
@@ -216,12 +217,12 @@ async function found() {
   const ignored = data.found.filter((one) => one.status === "IGNORED");
   box.hidden = fresh.length + ignored.length === 0;
   const rest = fresh.length - SHOWN_FOUND;
-  fill(box, h("h2", {}, "Found"),
-    h("p", { class: "hint" }, "Announced over MQTT for Home Assistant. An accepted one is a device here, with history, rules and Actions."),
+  fill(box, h("h2", {}, _("Found")),
+    h("p", { class: "hint" }, _("Announced over MQTT for Home Assistant. An accepted one is a device here, with history, rules and Actions.")),
     ...fresh.slice(0, SHOWN_FOUND).map(foundNote),
-    rest <= 0 ? null : h("p", { class: "hint" }, `${rest} more are listed when these are decided.`),
-    ...ignored.map((one) => h("p", {}, `${one.name} is ignored. `,
-      h("button", { type: "button", class: "quiet small", "aria-label": `List ${one.name} again`, onclick: (event) => decide(one, "FOUND", `${one.name} is listed as found.`, event.target) }, "List again"))));
+    rest <= 0 ? null : h("p", { class: "hint" }, _("{rest} more are listed when these are decided.", { rest })),
+    ...ignored.map((one) => h("p", {}, _("{name} is ignored.", { name: one.name }), " ",
+      h("button", { type: "button", class: "quiet small", "aria-label": _("List {name} again", { name: one.name }), onclick: (event) => decide(one, "FOUND", _("{name} is listed as found.", { name: one.name }), event.target) }, _("List again")))));
 }
 
 async function decide(one, status, text, button) {
@@ -238,15 +239,16 @@ async function decide(one, status, text, button) {
 }
 
 function foundNote(one) {
-  const made = [one.fields.length > 0 && `values: ${one.fields.join(", ")}`, one.actions.length > 0 && `Actions: ${one.actions.join(", ")}`].filter(Boolean).join("; ");
+  const made = [one.fields.length > 0 && _("values: {names}", { names: one.fields.join(", ") }), one.actions.length > 0 && _("Actions: {names}", { names: one.actions.join(", ") })].filter(Boolean).join("; ");
   const canBe = made !== "";
+  const name = h("span", {}, h("b", {}, one.name), one.model && one.model !== one.name ? ` (${one.model})` : "");
   return h("div", { class: "notice" },
-    h("div", {}, h("p", {}, h("b", {}, one.name), one.model && one.model !== one.name ? ` (${one.model})` : "", canBe ? ` has ${made}.` : ": nothing of it can be taken over."),
-      ...one.problems.slice(0, SHOWN_PROBLEMS).map((two) => h("p", { class: "hint" }, `Not taken over: ${two.component}: ${two.text}.`)),
-      one.problems.length <= SHOWN_PROBLEMS ? null : h("p", { class: "hint" }, `${one.problems.length - SHOWN_PROBLEMS} more are not taken over.`)),
+    h("div", {}, h("p", {}, canBe ? phrase("{name} has {made}.", { name, made }) : phrase("{name}: nothing of it can be taken over.", { name })),
+      ...one.problems.slice(0, SHOWN_PROBLEMS).map((two) => h("p", { class: "hint" }, _("Not taken over: {component}: {text}.", { component: two.component, text: two.text }))),
+      one.problems.length <= SHOWN_PROBLEMS ? null : h("p", { class: "hint" }, _("{count} more are not taken over.", { count: one.problems.length - SHOWN_PROBLEMS }))),
     h("div", { class: "row" },
-      !canBe ? null : h("button", { type: "button", class: "small", "aria-label": `Accept ${one.name}`, onclick: (event) => decide(one, "ACCEPTED", `${one.name} is in your list.`, event.target) }, "Accept"),
-      h("button", { type: "button", class: "quiet small", "aria-label": `Ignore ${one.name}`, onclick: (event) => decide(one, "IGNORED", `${one.name} is ignored.`, event.target) }, "Ignore")));
+      !canBe ? null : h("button", { type: "button", class: "small", "aria-label": _("Accept {name}", { name: one.name }), onclick: (event) => decide(one, "ACCEPTED", _("{name} is in your list.", { name: one.name }), event.target) }, _("Accept")),
+      h("button", { type: "button", class: "quiet small", "aria-label": _("Ignore {name}", { name: one.name }), onclick: (event) => decide(one, "IGNORED", _("{name} is ignored.", { name: one.name }), event.target) }, _("Ignore"))));
 }
 
 let typing = 0;

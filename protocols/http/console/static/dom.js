@@ -1,5 +1,7 @@
 // Elements, texts, times and short messages. Everything from the API becomes text: nothing here parses HTML.
 
+import { _, locale } from "./texts.js";
+
 export function h(tag, properties = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
@@ -47,9 +49,9 @@ export function fill(parent, ...children) {
 
 // Times, in the browser's zone and language
 
-const FULL = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
-const CLOCK = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit" });
-const RELATIVE = new Intl.RelativeTimeFormat(undefined, { numeric: "auto" });
+const FULL = new Intl.DateTimeFormat(locale, { dateStyle: "medium", timeStyle: "medium" });
+const CLOCK = new Intl.DateTimeFormat(locale, { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const RELATIVE = new Intl.RelativeTimeFormat(locale, { numeric: "auto" });
 const STEPS = [[60, "second", 1], [3600, "minute", 60], [86400, "hour", 3600], [2592000, "day", 86400],
   [31536000, "month", 2592000], [Infinity, "year", 31536000]];
 
@@ -58,7 +60,7 @@ export const clockTime = (ms) => CLOCK.format(ms);
 
 export function ago(ms) {
   const seconds = (ms - Date.now()) / 1000;
-  if (Math.abs(seconds) < 5) return "just now";
+  if (Math.abs(seconds) < 5) return _("just now");
   const [, unit, size] = STEPS.find(([below]) => Math.abs(seconds) < below);
   return RELATIVE.format(Math.round(seconds / size), unit);
 }
@@ -76,16 +78,16 @@ setInterval(() => {
 
 // Numbers and values
 
-const NUMBER = new Intl.NumberFormat(undefined, { maximumSignificantDigits: 6 });
-const WHOLE = new Intl.NumberFormat();
-const UNITS = ["bytes", "KB", "MB", "GB"];
+const NUMBER = new Intl.NumberFormat(locale, { maximumSignificantDigits: 6 });
+const WHOLE = new Intl.NumberFormat(locale);
+const UNITS = [_("bytes"), "KB", "MB", "GB"];
 
 export const whole = (number) => WHOLE.format(number);
 
 // A switch is on or off, any other Boolean yes or no. The last name of the path decides.
 const SWITCH = /^(on|isOn|onOff|state|switch|switchedOn|power|powered|enabled|relay|outlet|output|light|lamp|heater|heating|cooling|pump|fan|valve|mode)\d*$|(Switch|Power|Relay|Enabled|On)\d*$/;
 export const truth = (value, path = "") => {
-  const [yes, no] = SWITCH.test(path.split(".").at(-1)) ? ["on", "off"] : ["yes", "no"];
+  const [yes, no] = SWITCH.test(path.split(".").at(-1)) ? [_("on"), _("off")] : [_("yes"), _("no")];
   return value ? yes : no;
 };
 
@@ -119,7 +121,7 @@ export function heads(...texts) {
   const cells = texts.map((text) => {
     const isNumber = text.endsWith("#");
     const name = isNumber ? text.slice(0, -1) : text;
-    return h("th", { scope: "col", class: isNumber ? "size" : undefined }, name || h("span", { class: "unseen" }, "Actions"));
+    return h("th", { scope: "col", class: isNumber ? "size" : undefined }, name || h("span", { class: "unseen" }, _("Actions")));
   });
   return h("thead", {}, h("tr", {}, cells));
 }
@@ -137,12 +139,12 @@ export function saveFile(name, content, type) {
 
 // Short messages, with undo or another button
 
-export function toast(text, { action, label = "Undo", bad = false, seconds = 8 } = {}) {
+export function toast(text, { action, label = _("Undo"), bad = false, seconds = 8 } = {}) {
   const box = $("#toasts");
   const close = () => note.remove();
   const note = h("div", { class: bad ? "toast bad" : "toast", role: bad ? "alert" : "status" }, h("span", {}, text),
     action ? h("button", { type: "button", class: "quiet small", onclick: () => { close(); action(); } }, label) : null,
-    h("button", { type: "button", class: "plain small", "aria-label": "Close this message", onclick: close }, "×"));
+    h("button", { type: "button", class: "plain small", "aria-label": _("Close this message"), onclick: close }, "×"));
   box.append(note);
   while (box.children.length > 3) box.firstChild.remove();
   const wait = () => setTimeout(close, seconds * 1000);
@@ -154,18 +156,18 @@ export function toast(text, { action, label = "Undo", bad = false, seconds = 8 }
 }
 
 export function copyButton(text, what) {
-  const button = h("button", { type: "button", class: "quiet small copy", "aria-label": `Copy ${what}` }, "Copy");
+  const button = h("button", { type: "button", class: "quiet small copy", "aria-label": _("Copy {what}", { what }) }, _("Copy"));
   button.addEventListener("click", async () => {
     try {
       await navigator.clipboard.writeText(typeof text === "function" ? text() : text);
-      button.textContent = "Copied";
+      button.textContent = _("Copied");
     } catch {
       // Without TLS browsers allow no clipboard: the line is selected instead, for Ctrl-C.
       const line = button.parentElement.querySelector("code, pre");
       if (line) getSelection().selectAllChildren(line);
-      button.textContent = "Press Ctrl+C";
+      button.textContent = _("Press Ctrl+C");
     }
-    setTimeout(() => { button.textContent = "Copy"; }, 2000);
+    setTimeout(() => { button.textContent = _("Copy"); }, 2000);
   });
   return button;
 }
@@ -175,7 +177,7 @@ export function sure(title, text, label) {
   return new Promise((resolve) => {
     const dialog = h("dialog", { "aria-labelledby": "sure-title" },
       h("form", { method: "dialog" }, h("h2", { id: "sure-title" }, title), h("p", {}, text),
-        h("div", { class: "row end" }, h("button", { class: "quiet", value: "no" }, "Cancel"),
+        h("div", { class: "row end" }, h("button", { class: "quiet", value: "no" }, _("Cancel")),
           h("button", { class: "danger", value: "yes" }, label))));
     dialog.addEventListener("close", () => { resolve(dialog.returnValue === "yes"); dialog.remove(); });
     document.body.append(dialog);
@@ -187,7 +189,7 @@ export function sure(title, text, label) {
 export function told(title, text) {
   return new Promise((resolve) => {
     const dialog = h("dialog", { "aria-labelledby": "told-title" }, h("form", { method: "dialog" }, h("h2", { id: "told-title" }, title), h("p", {}, text),
-      h("div", { class: "row end" }, h("button", {}, "Close"))));
+      h("div", { class: "row end" }, h("button", {}, _("Close")))));
     dialog.addEventListener("close", () => { resolve(); dialog.remove(); });
     document.body.append(dialog);
     dialog.showModal();
@@ -202,7 +204,7 @@ export function typed(title, text, label, { word, name, kind = "text", more = nu
     input.addEventListener("input", () => { button.disabled = input.value.trim().toLowerCase() !== word.toLowerCase(); });
     const dialog = h("dialog", { "aria-labelledby": "typed-title" }, h("form", { method: "dialog" }, h("h2", { id: "typed-title" }, title),
       h("p", {}, text), more, h("p", {}, h("label", { for: input.id }, name), input),
-      h("div", { class: "row end" }, h("button", { class: "quiet", value: "no", formnovalidate: true }, "Cancel"), button)));
+      h("div", { class: "row end" }, h("button", { class: "quiet", value: "no", formnovalidate: true }, _("Cancel")), button)));
     dialog.addEventListener("close", () => { resolve(dialog.returnValue === "yes"); dialog.remove(); });
     document.body.append(dialog);
     dialog.showModal();
@@ -210,14 +212,14 @@ export function typed(title, text, label, { word, name, kind = "text", more = nu
   });
 }
 
-export const showLine = (line) => showText("The same from a shell", line, "Put an access token into the variable TRUNKLINE_TOKEN first.");
+export const showLine = (line) => showText(_("The same from a shell"), line, _("Put an access token into the variable TRUNKLINE_TOKEN first."));
 
 export function showText(title, line, hint) {
   const dialog = h("dialog", { "aria-labelledby": "line-title" },
     h("form", { method: "dialog" }, h("h2", { id: "line-title" }, title),
-      h("div", { class: "line" }, h("pre", { tabindex: "0" }, h("code", {}, line)), copyButton(line, "the text")),
+      h("div", { class: "line" }, h("pre", { tabindex: "0" }, h("code", {}, line)), copyButton(line, _("the text"))),
       h("p", { class: "hint" }, hint),
-      h("div", { class: "row end" }, h("button", { class: "quiet" }, "Close"))));
+      h("div", { class: "row end" }, h("button", { class: "quiet" }, _("Close")))));
   dialog.addEventListener("close", () => dialog.remove());
   document.body.append(dialog);
   dialog.showModal();

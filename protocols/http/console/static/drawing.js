@@ -4,6 +4,7 @@ import { attempt, get } from "./api.js";
 import { Chart } from "./chart.js";
 import { $, ago, empty, fill, fullTime, h } from "./dom.js";
 import { isDrawn, isNumber, valueAt } from "./manifest.js";
+import { _ } from "./texts.js";
 
 const LIVE_MS = 300000;
 const MOST_POINTS = 10000;
@@ -13,7 +14,7 @@ const BUCKET_MS = { minute: 60000, tenMinutes: 600000, hour: 3600000, day: 86400
 const LONGEST_MS = { minute: 3600000, tenMinutes: 86400000, day: 31 * 86400000, month: 365 * 86400000 };
 
 // The meaning of a point of a histogram
-const WORDS = { minute: "mean of the last minute", tenMinutes: "mean of the last ten minutes", day: "mean of the last day", month: "mean of the last month" };
+const WORDS = { minute: _("mean of the last minute"), tenMinutes: _("mean of the last ten minutes"), day: _("mean of the last day"), month: _("mean of the last month") };
 const ZONE = new Intl.DateTimeFormat().resolvedOptions().timeZone;  // hours, days and months in the viewer's zone
 
 // The histogram leaves out the bucket in which the range ends, so the range is extended to the next bucket.
@@ -53,7 +54,7 @@ export class Drawing {
     this.asked = 0;
     $("#drawing").inert = false;  // until now a click would be lost
     if (this.fields.size === 0) {
-      fill($("#charts"), empty("Nothing to draw", "This type of device has no field with a number or a switch."));
+      fill($("#charts"), empty(_("Nothing to draw"), _("This type of device has no field with a number or a switch.")));
       $("#ranges").hidden = true;
       return;
     }
@@ -97,7 +98,7 @@ export class Drawing {
       }));
     }
     fill($("#charts"), wanted.length ? [...this.charts.values()].map((one) => one.element)
-      : empty("No field chosen", "Tick a field to see it here."));
+      : empty(_("No field chosen"), _("Tick a field to see it here.")));
   }
 
   // Live data is drawn larger; otherwise the range is loaded again in a finer interval.
@@ -177,7 +178,7 @@ export class Drawing {
     const end = nextBucket(interval, this.own?.[1] ?? (this.end || Date.now()));
     const start = this.own ? Math.max(this.own[0], end - LONGEST_MS[interval]) : firstBucket(interval, end);
     const query = { sdid: this.did, startDate: start, endDate: end, interval, timezone: ZONE };
-    $("#span").textContent = `${fullTime(start)} to ${fullTime(end)}, ${ZONE}`;
+    $("#span").textContent = _("{start} to {end}, {zone}", { start: fullTime(start), end: fullTime(end), zone: ZONE });
     $("#forth").disabled = this.own ? this.own[1] >= Date.now() : this.end === 0;
     [$("#own-from").value, $("#own-to").value] = [local(start), local(end)];
     this.loaded = new Map();
@@ -206,7 +207,7 @@ export class Drawing {
     const last = this.lastOn();
     const isSilent = isLive && last > 0 && last < now - LIVE_MS;
     $("#silent").hidden = !isSilent;
-    if (isSilent) $("#silent").textContent = `No message since ${fullTime(last)} (${ago(last)}). Shown are the minutes before.`;
+    if (isSilent) $("#silent").textContent = _("No message since {when} ({ago}). Shown are the minutes before.", { when: fullTime(last), ago: ago(last) });
   }
 
   lastOn() {

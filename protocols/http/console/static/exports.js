@@ -2,6 +2,7 @@
 
 import { attempt, call, done, download, get } from "./api.js";
 import { $, empty, fileSize, fill, fullTime, h, heads, time, toast, whole } from "./dom.js";
+import { _ } from "./texts.js";
 
 const uid = $("meta[name=uid]").content;
 const DAY_MS = 86400000;
@@ -20,7 +21,7 @@ form.addEventListener("submit", (event) => {
     const given = form.elements;
     const body = { startDate: new Date(given.startDate.value).getTime(), endDate: new Date(given.endDate.value).getTime(), format: given.format.value };
     await call("POST", "/messages/export", { body: given.sdids.value ? { ...body, sdids: given.sdids.value } : { ...body, uids: uid } });
-    done("The export has begun. You can leave this page.");
+    done(_("The export has begun. You can leave this page."));
     await load();
   }, { form });
 });
@@ -29,11 +30,11 @@ async function load() {
   clearTimeout(timer);
   const { data } = await get("/messages/export/history", { count: 25 });
   if (data.exports.length === 0) {
-    fill($("#exports"), empty("No exports yet", "Choose a range above, and take your messages with you as one archive."));
+    fill($("#exports"), empty(_("No exports yet"), _("Choose a range above, and take your messages with you as one archive.")));
     return;
   }
-  fill($("#exports"), h("table", { class: "cards" }, h("caption", { class: "unseen" }, "Exports"),
-    heads("Asked for", "Range", "State", "Messages#", "Size#", ""),
+  fill($("#exports"), h("table", { class: "cards" }, h("caption", { class: "unseen" }, _("Exports")),
+    heads(_("Asked for"), _("Range"), _("State"), `${_("Messages")}#`, `${_("Size")}#`, ""),
     h("tbody", {}, data.exports.map(row))));
   if (data.exports.some((one) => ["Received", "InProgress"].includes(one.status))) timer = setTimeout(() => attempt(load), AGAIN_MS);
 }
@@ -41,21 +42,21 @@ async function load() {
 function row(one) {
   const { request } = one;
   const kind = { Success: "good", Served: "good", Failure: "bad" }[one.status] ?? "";
-  const words = { Received: "waiting", InProgress: "being written", Success: "ready", Served: "ready, downloaded before", Failure: "failed", Expired: "deleted after 24 hours" };
+  const words = { Received: _("waiting"), InProgress: _("being written"), Success: "ready", Served: _("ready, downloaded before"), Failure: _("failed"), Expired: _("deleted after 24 hours") };
   const isOn = ["Received", "InProgress"].includes(one.status);
-  return h("tr", {}, h("td", { class: "when", "data-label": "Asked for" }, time(request.requestDate)),
-    h("td", { "data-label": "Range" }, `${fullTime(request.startDate)} to ${fullTime(request.endDate)}, ${{ csv1: "CSV, data as JSON", csv2: "CSV" }[request.format] ?? "JSON"}`),
-    h("td", { "data-label": "State" }, h("span", { class: `badge ${kind}` }, words[one.status] ?? one.status), isOn ? h("progress", { "aria-label": "The export is being written" }) : null),
-    h("td", { class: "size", "data-label": "Messages" }, one.totalMessages === undefined ? "" : whole(one.totalMessages)),
-    h("td", { class: "size", "data-label": "Size" }, one.fileSize === undefined ? "" : fileSize(one.fileSize)),
-    h("td", { class: "act" }, kind === "good" ? h("button", { type: "button", class: "small", "aria-label": `Download the export of ${fullTime(request.requestDate)}`, onclick: (event) => save(one, event.target) }, "Download") : null));
+  return h("tr", {}, h("td", { class: "when", "data-label": _("Asked for") }, time(request.requestDate)),
+    h("td", { "data-label": _("Range") }, _("{start} to {end}, {format}", { start: fullTime(request.startDate), end: fullTime(request.endDate), format: { csv1: _("CSV, data as JSON"), csv2: "CSV" }[request.format] ?? "JSON" })),
+    h("td", { "data-label": _("State") }, h("span", { class: `badge ${kind}` }, words[one.status] ?? one.status), isOn ? h("progress", { "aria-label": _("The export is being written") }) : null),
+    h("td", { class: "size", "data-label": _("Messages") }, one.totalMessages === undefined ? "" : whole(one.totalMessages)),
+    h("td", { class: "size", "data-label": _("Size") }, one.fileSize === undefined ? "" : fileSize(one.fileSize)),
+    h("td", { class: "act" }, kind === "good" ? h("button", { type: "button", class: "small", "aria-label": _("Download the export of {when}", { when: fullTime(request.requestDate) }), onclick: (event) => save(one, event.target) }, _("Download")) : null));
 }
 
 function save(one, button) {
   attempt(async () => {
     const day = (ms) => local(ms).slice(0, 10);
     const plain = `trunkline-${day(one.request.startDate)}-to-${day(one.request.endDate)}-${one.exportId.slice(0, 8)}.tgz`;
-    const bar = h("progress", { max: 1, "aria-label": "Progress of the download" });
+    const bar = h("progress", { max: 1, "aria-label": _("Progress of the download") });
     button.after(bar);
     try {
       const blob = await download(`/messages/export/${one.exportId}/result`, (size, total) => { if (total) bar.value = size / total; });
@@ -63,7 +64,7 @@ function save(one, button) {
       const link = h("a", { href: URL.createObjectURL(blob), download: name });
       link.click();
       setTimeout(() => URL.revokeObjectURL(link.href), 60000);
-      toast(`${name} is in your downloads.`);
+      toast(_("{name} is in your downloads.", { name }));
     } finally {
       bar.remove();
     }

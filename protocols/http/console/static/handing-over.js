@@ -3,6 +3,7 @@
 import { attempt, call, done, get } from "./api.js";
 import { $, fill, fullTime, h, sure } from "./dom.js";
 import { named } from "./names.js";
+import { _, phrase } from "./texts.js";
 
 const uid = $("meta[name=uid]").content;
 
@@ -15,12 +16,12 @@ export class HandingOver {
     this.form.addEventListener("submit", async (event) => {
       event.preventDefault();
       const email = this.form.elements.email.value;
-      const yes = await sure(`Hand ${nameOf()} over to ${email}?`,
-        "If they accept, the device and all that it has sent are theirs. Your shares of it end, and you see it no more.", "Hand it over");
+      const yes = await sure(_("Hand {name} over to {email}?", { name: nameOf(), email }),
+        _("If they accept, the device and all that it has sent are theirs. Your shares of it end, and you see it no more."), _("Hand it over"));
       if (yes) await attempt(async () => {
         await call("POST", this.path, { body: { email } });
         this.form.reset();
-        done(`${email} gets a mail, and may accept or decline.`);
+        done(_("{email} gets a mail, and may accept or decline.", { email }));
         await this.load();
       }, { form: this.form });
     });
@@ -31,12 +32,12 @@ export class HandingOver {
     const { data } = await get(`/users/${uid}/transfers`);
     const offer = data.offers.find((one) => one.did === this.did) ?? null;
     this.form.hidden = offer !== null;
-    if (offer === null) return void fill($("#handed"), h("p", { class: "hint" }, "Somebody else becomes the owner, with all that the device has sent."));
-    fill($("#handed"), h("p", {}, "Offered to ", h("b", {}, offer.email ?? named(offer.uid)), `, until ${fullTime(offer.expiresOn)}.`),
+    if (offer === null) return void fill($("#handed"), h("p", { class: "hint" }, _("Somebody else becomes the owner, with all that the device has sent.")));
+    fill($("#handed"), h("p", {}, phrase("Offered to {whom}, until {end}.", { whom: h("b", {}, offer.email ?? named(offer.uid)), end: fullTime(offer.expiresOn) })),
       h("p", {}, h("button", { type: "button", class: "quiet small", onclick: (event) => attempt(async () => {
         await call("DELETE", this.path);
-        done("The offer is withdrawn.");
+        done(_("The offer is withdrawn."));
         await this.load();
-      }, { button: event.target }) }, "Withdraw")));
+      }, { button: event.target }) }, _("Withdraw"))));
   }
 }

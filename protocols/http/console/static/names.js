@@ -2,6 +2,7 @@
 
 import { get } from "./api.js";
 import { h } from "./dom.js";
+import { _ } from "./texts.js";
 
 const IDS = /\b(?:dt)?[0-9a-f]{32}\b/g;
 const ASKED = 100;
@@ -37,7 +38,7 @@ async function ask() {
 }
 
 const short = (id) => `${id.replace(/^dt/, "").slice(0, 6)}…`;
-const textOf = (one) => (one.isGone ? `${one.name} (deleted)` : one.name);
+const textOf = (one) => (one.isGone ? _("{name} (deleted)", { name: one.name }) : one.name);
 
 // An id with its name: the whole id shows on hovering, and is used for copying and filtering.
 export function named(id, href, isBrief = false) {

@@ -3,6 +3,7 @@
 import { attempt, call, get } from "./api.js";
 import { $, empty, fill, h, heads } from "./dom.js";
 import { manifestOf } from "./manifest.js";
+import { _ } from "./texts.js";
 
 const form = $("#new");
 const select = $("#dtid");
@@ -24,18 +25,18 @@ async function find() {
 async function describe() {
   const type = types.get(select.value);
   if (!type) {
-    fill($("#type"), empty("No type fits", "Try another word. New types are made by the operator, with “trunkline type upload”."));
+    fill($("#type"), empty(_("No type fits"), _("Try another word. New types are made by the operator, with “trunkline type upload”.")));
     return;
   }
   const { fields, actions } = await manifestOf(type.id, type.latestVersion);
   if (types.get(select.value) !== type) return;
   const hasUnits = [...fields.values()].some((field) => field.unit);
   fill($("#type"), h("p", {}, h("b", {}, type.name), " ", h("code", {}, type.uniqueName)), type.description ? h("p", {}, type.description) : null,
-    h("table", {}, h("caption", { class: "unseen" }, "Fields"), heads("Field", "Kind", ...(hasUnits ? ["Unit"] : [])),
+    h("table", {}, h("caption", { class: "unseen" }, _("Fields")), heads(_("Field"), _("Kind"), ...(hasUnits ? [_("Unit")] : [])),
       h("tbody", {}, [...fields].map(([path, field]) => h("tr", {}, h("th", { scope: "row", title: field.description || undefined }, path),
-        h("td", {}, field.isCollection ? `list of ${field.type}` : field.type), hasUnits ? h("td", {}, field.unit ?? "") : null)))),
-    actions.length ? h("p", {}, "Actions: ", actions.map((one) => one.name).join(", ")) : null,
-    type.rsp ? h("p", { class: "hint" }, "Devices of this type register with a certificate.") : null);
+        h("td", {}, field.isCollection ? _("list of {type}", { type: field.type }) : field.type), hasUnits ? h("td", {}, field.unit ?? "") : null)))),
+    actions.length ? h("p", {}, _("Actions: {names}", { names: actions.map((one) => one.name).join(", ") })) : null,
+    type.rsp ? h("p", { class: "hint" }, _("Devices of this type register with a certificate.")) : null);
 }
 
 let typing = 0;

@@ -5,17 +5,18 @@ import { box, field, follow, form, page, sameCommand, show } from "./dash.js";
 import { DataTable } from "./data-table.js";
 import { detailWords, fill, fullTime, h } from "./dom.js";
 import { plainNames, withNames } from "./names.js";
+import { _, worded } from "./texts.js";
 
-const HOURS = [["1", "The last hour"], ["24", "The last day"], ["168", "The last week"], ["", "Everything"]];
-const entries = new DataTable("Entries", [
-  { name: "Time", value: (one) => new Date(one.at).toISOString(), cell: (one) => h("span", { class: "when" }, fullTime(one.at)) },
-  { name: "Event", value: (one) => one.event, cell: (one) => one.event.replaceAll("_", " "), isName: true },
-  { name: "By", value: (one) => plainNames(one.actor) || "a stranger or the service", cell: (one) => withNames(one.actor || "a stranger or the service") },
-  { name: "From", value: (one) => one.address },
-  { name: "About", value: (one) => plainNames(one.object), cell: (one) => withNames(one.object) },
-  { name: "Outcome", value: (one) => one.outcome, cell: (one) => h("span", { class: `badge ${one.outcome === "done" ? "" : "bad"}` }, one.outcome) },
-  { name: "Details", value: (one) => plainNames(detailWords(one.details)), cell: (one) => withNames(detailWords(one.details)) },
-], { empty: "No entry fits.", file: "audit.csv" });
+const HOURS = [["1", _("The last hour")], ["24", _("The last day")], ["168", _("The last week")], ["", _("Everything")]];
+const entries = new DataTable(_("Entries"), [
+  { name: _("Time"), value: (one) => new Date(one.at).toISOString(), cell: (one) => h("span", { class: "when" }, fullTime(one.at)) },
+  { name: _("Event"), value: (one) => one.event, cell: (one) => one.event.replaceAll("_", " "), isName: true },
+  { name: _("By"), value: (one) => plainNames(one.actor) || _("a stranger or the service"), cell: (one) => withNames(one.actor || _("a stranger or the service")) },
+  { name: _("From"), value: (one) => one.address },
+  { name: _("About"), value: (one) => plainNames(one.object), cell: (one) => withNames(one.object) },
+  { name: _("Outcome"), value: (one) => one.outcome, cell: (one) => h("span", { class: `badge ${one.outcome === "done" ? "" : "bad"}` }, one.outcome) },
+  { name: _("Details"), value: (one) => plainNames(detailWords(one.details)), cell: (one) => withNames(detailWords(one.details)) },
+], { empty: _("No entry fits."), file: "audit.csv" });
 
 async function find(elements) {
   const hours = Number(elements.hours.value);
@@ -24,12 +25,12 @@ async function find(elements) {
   entries.set(data.entries);
 }
 
-const asked = form("Find entries", [h("div", { class: "tools" }, field("hours", "When", HOURS, { value: "24" }), field("actor", "By", "text", { placeholder: "E-mail address or id" }),
-  field("object", "About", "text", { placeholder: "E-mail address or id" }), field("event", "Event", "text", { placeholder: "sign_in" }),
-  field("outcome", "Outcome", [["", "any"], ["done", "done"], ["refused", "refused"], ["failed", "failed"]]))], "Find", find);
+const asked = form(_("Find entries"), [h("div", { class: "tools" }, field("hours", _("When"), HOURS, { value: "24" }), field("actor", _("By"), "text", { placeholder: _("E-mail address or id") }),
+  field("object", _("About"), "text", { placeholder: _("E-mail address or id") }), field("event", _("Event"), "text", { placeholder: "sign_in" }),
+  field("outcome", _("Outcome"), [["", _("any")], ["done", worded("done")], ["refused", worded("refused")], ["failed", worded("failed")]]))], _("Find"), find);
 
 await show(async () => {
-  fill(page, box("Audit log", h("p", {}, sameCommand("audit --since 1d")), asked, entries.element));
+  fill(page, box(_("Audit log"), h("p", {}, sameCommand("audit --since 1d")), asked, entries.element));
   asked.elements.hours.value = "24";
   await find(asked.elements);
   follow(() => get("/operator/waiting"), 5000);  // whether the person is still an operator

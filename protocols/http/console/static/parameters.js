@@ -2,6 +2,7 @@
 
 import { h, truth } from "./dom.js";
 import { isNumber, put, valueAt } from "./manifest.js";
+import { _ } from "./texts.js";
 
 const isNumeric = (one) => isNumber({ ...one, isCollection: false });
 
@@ -25,7 +26,7 @@ function input(path, one, names, value) {
     if (text) select.value = text;
     return select;
   };
-  if (one.isCollection) return h("input", { ...names, placeholder: "values, separated by commas", autocomplete: "off", value: text });
+  if (one.isCollection) return h("input", { ...names, placeholder: _("values, separated by commas"), autocomplete: "off", value: text });
   if (one.type === "Boolean") return chosen([["true", truth(true, path)], ["false", truth(false, path)]]);
   if (Array.isArray(choices)) return chosen(choices.map((choice) => [String(choice), String(choice)]));
   if (isNumeric(one)) {

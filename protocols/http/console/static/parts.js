@@ -1,10 +1,11 @@
 // The rows of rules and scenes: a device, and its field or Action.
 
 import { attempt, get } from "./api.js";
-import { $, fill, h } from "./dom.js";
+import { $, fill, h, whole } from "./dom.js";
 import { nameOf } from "./names.js";
 import { manifestOf } from "./manifest.js";
 import { parameterInputs, parametersIn, unwrapped } from "./parameters.js";
+import { _ } from "./texts.js";
 
 const uid = $("meta[name=uid]").content;
 const LISTED = 100;
@@ -38,7 +39,7 @@ async function deviceOf(did) {
     const some = /^[0-9a-f]{32}$/.test(did) ? (await get(`/users/${uid}/devices`, { search: did, count: 1 })).data.devices : [];
     const found = some.find((one) => one.id === did);
     const name = found ? "" : (await nameOf(did))?.name;
-    known.set(did, found ?? { id: did, name: name ? `${name} (missing)` : `Missing device ${did.slice(0, 8)}…`, isMissing: true });
+    known.set(did, found ?? { id: did, name: name ? _("{name} (missing)", { name }) : _("Missing device {id}…", { id: did.slice(0, 8) }), isMissing: true });
   }
   return known.get(did);
 }
@@ -47,7 +48,7 @@ export const isMissing = async (did) => Boolean(did) && Boolean((await deviceOf(
 
 // Notice in a row whose device, field or Action is missing
 export const missingNote = (text) => h("p", { class: "finding missing" }, text);
-export const NO_DEVICE = "This device was deleted, or is no longer shared with you. Choose another one, or remove this row.";
+export const NO_DEVICE = _("This device was deleted, or is no longer shared with you. Choose another one, or remove this row.");
 
 export async function devicePicker(id, name, chosen) {
   const missing = chosen && await isMissing(chosen) ? [await deviceOf(chosen)] : [];
@@ -60,9 +61,9 @@ const optionsOf = (some) => [...some].map((one) => h("option", { value: one.id }
 
 // The picker with its label, and with a search field if there are more devices than it lists.
 export function deviceField(select) {
-  const label = h("label", { for: select.id }, "Device");
+  const label = h("label", { for: select.id }, _("Device"));
   if (total <= LISTED) return h("p", {}, label, select);
-  const finder = h("input", { type: "search", "aria-label": "Find a device", placeholder: `Find one of ${total.toLocaleString()} devices`, autocomplete: "off" });
+  const finder = h("input", { type: "search", "aria-label": _("Find a device"), placeholder: _("Find one of {count} devices", { count: whole(total) }), autocomplete: "off" });
   let timer = 0;
   let last = 0;
   finder.addEventListener("input", () => {
@@ -82,7 +83,7 @@ export function deviceField(select) {
 }
 
 export function removable(item, what) {
-  item.append(h("button", { type: "button", class: "plain small remove", "aria-label": `Remove ${what}`, onclick: () => item.remove() }, "×"));
+  item.append(h("button", { type: "button", class: "plain small remove", "aria-label": _("Remove {what}", { what }), onclick: () => item.remove() }, "×"));
   return item;
 }
 
@@ -106,7 +107,7 @@ export async function actionRow(given, nameOf) {
     const chosen = actions.find((one) => one.name === action.value);
     isGone = !chosen && given !== undefined;
     const wanted = JSON.stringify(unwrapped(given?.parameters) ?? {});
-    const why = isGone && (actions.length ? `The type of this device has no Action ${given.action}. Choose another one.` : NO_DEVICE);
+    const why = isGone && (actions.length ? _("The type of this device has no Action {action}. Choose another one.", { action: given.action }) : NO_DEVICE);
     fill(parameters, chosen ? parameterInputs(chosen, id, (path) => nameOf(`parameters.${path}`), values)
       : isGone ? [wanted === "{}" ? null : h("p", {}, h("code", {}, wanted)), missingNote(why)] : []);
   };
@@ -119,14 +120,14 @@ export async function actionRow(given, nameOf) {
   };
   device.addEventListener("change", () => learn(isGone ? unwrapped(given.parameters) ?? {} : undefined));
   action.addEventListener("change", () => ask());
-  item.append(deviceField(device), field(action.id, "Action", action), parameters);
+  item.append(deviceField(device), field(action.id, _("Action"), action), parameters);
   await learn(given ? unwrapped(given.parameters) : undefined);
   item.read = () => {
     const chosen = actions.find((one) => one.name === action.value);
     if (!chosen && given) return { ...given, ddid: device.value };
     return { ddid: device.value, action: action.value, parameters: chosen ? parametersIn(item, chosen, id, true) : {} };
   };
-  return removable(item, "this Action");
+  return removable(item, _("this Action"));
 }
 
 // Whether a row can show this Action: one device, plain values

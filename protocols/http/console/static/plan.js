@@ -2,6 +2,7 @@
 
 import { attempt, get } from "./api.js";
 import { $, fill, fullTime, h, whole } from "./dom.js";
+import { _ } from "./texts.js";
 
 const AGAIN_MS = 10000;
 
@@ -32,23 +33,23 @@ export class Plan {
     if (!active) return;
     fill(this.parts.plan, h("p", {}, h("b", {}, active.name), active.description ? `: ${active.description}` : ""),
       paid && paid !== active ? h("p", {}, h("button", { type: "button", class: "small", onclick: (event) => this.upgrade(event.target) },
-        `Upgrade for ${paid.cost}`)) : null);
+        _("Upgrade for {cost}", { cost: paid.cost }))) : null);
   }
 
   async meters() {
     const { data } = await get(`/devices/${this.did}/quota`);
-    fill(this.parts.meters, this.meter("Messages today, this device", data.device), this.meter(`Messages this month, all ${this.family} devices`, data.organization),
-      data.organization ? null : h("p", { class: "hint" }, "Quotas are turned off here."));
+    fill(this.parts.meters, this.meter(_("Messages today, this device"), data.device), this.meter(_("Messages this month, all {type} devices", { type: this.family }), data.organization),
+      data.organization ? null : h("p", { class: "hint" }, _("Quotas are turned off here.")));
   }
 
   meter(name, usage) {
     if (!usage) return null;
     const unlimited = usage.limit < 0;
     return h("div", {}, h("div", { class: "row between" }, h("span", {}, name),
-      h("span", { class: "number" }, unlimited ? `${whole(usage.used)}, no limit` : `${whole(usage.used)} of ${whole(usage.limit)}`)),
+      h("span", { class: "number" }, unlimited ? _("{used}, no limit", { used: whole(usage.used) }) : _("{used} of {limit}", { used: whole(usage.used), limit: whole(usage.limit) }))),
     unlimited ? null : h("meter", { class: "meter", "aria-label": name, min: 0, max: usage.limit, value: Math.min(usage.used, usage.limit),
       high: usage.limit * 0.9, low: usage.limit * 0.75, optimum: 0 }),
-    h("p", { class: "hint" }, `Resets on ${fullTime(usage.until)}`));
+    h("p", { class: "hint" }, _("Resets on {until}", { until: fullTime(usage.until) })));
   }
 
   upgrade(button) {

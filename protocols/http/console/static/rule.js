@@ -2,12 +2,13 @@
 
 import { attempt, call, done, get, getText, tagOf } from "./api.js";
 import { conditionRow, isPlainCondition } from "./conditions.js";
-import { $, empty, fill, fullTime, h, showText, sure, time, toast, withTruths } from "./dom.js";
+import { $, empty, fill, fullTime, h, showText, sure, time, toast, whole, withTruths } from "./dom.js";
 import { automations, foreignNotice, problemOf } from "./automations.js";
 import { withNames } from "./names.js";
 import { actionRow, isMissing, isPlainAction, newId, removable } from "./parts.js";
 import { save } from "./saving.js";
 import { follow } from "./sockets.js";
+import { _, phrase, plural, worded } from "./texts.js";
 
 const HOUR_MS = 3600000;
 const KINDS = { running: "good", failing: "bad", invalid: "bad", stopped: "bad" };
@@ -19,7 +20,7 @@ let rule = null;
 let isJson = false;
 let seen = {};  // the form's contents as last loaded or saved
 let made = null;  // the application that made it
-const LABELS = { name: "Name", enabled: "It runs", rule: "When and then" };
+const LABELS = { name: _("Name"), enabled: _("It runs"), rule: _("When and then") };
 
 const listed = (value, member) => (value && member in value ? value[member] : value === undefined ? [] : [value]).flat();
 
@@ -27,7 +28,7 @@ async function show(body) {
   const conditions = listed(body?.if, "and"), actions = listed(body?.then, "");
   const isPlain = conditions.every(isPlainCondition) && actions.every((one) => isMail(one) || isPlainAction(one));
   $("#json").value = JSON.stringify(body ?? { if: { and: [] }, then: [] }, null, 2);
-  if (!isPlain) return mode(true, "This rule has more than the form can show.");
+  if (!isPlain) return mode(true, _("This rule has more than the form can show."));
   fill($("#conditions"), await Promise.all(conditions.map((one, at) => conditionRow(one, at))));
   fill($("#then"), await Promise.all(actions.map((one, at) => (isMail(one) ? mailRow(one, at) : actionRow(one, thenName(at))))));
   return mode(false);
@@ -39,13 +40,13 @@ const isMail = (one) => MAILS.includes(one.action) && Object.values(one.paramete
 function mailRow(given, at) {
   const part = newId();
   const item = h("li", { class: "part" });
-  const inputs = [["to", "To (yourself if empty)", "email"], ["subject", "Subject", "text"], ["body", "Text", "text"]].map(([name, words, type]) => {
+  const inputs = [["to", _("To (yourself if empty)"), "email"], ["subject", _("Subject"), "text"], ["body", _("Text"), "text"]].map(([name, words, type]) => {
     const input = h("input", { id: `${part}-${name}`, name: thenName(at)(`parameters.${name}`), type, autocomplete: "off", value: given?.parameters?.[name]?.value ?? "" });
     item.append(h("p", {}, h("label", { for: input.id }, words), input));
     return [name, input];
   });
   item.read = () => ({ action: "sendEmail", parameters: Object.fromEntries(inputs.filter(([, input]) => input.value).map(([name, input]) => [name, { value: input.value }])) });
-  return removable(item, "this mail");
+  return removable(item, _("this mail"));
 }
 
 function mode(json, why) {
@@ -70,7 +71,7 @@ $("#as-form").addEventListener("click", () => attempt(async () => {
     await show(JSON.parse($("#json").value));
   } catch (error) {
     if (!(error instanceof SyntaxError)) throw error;
-    toast(`This is no JSON: ${error.message}`, { bad: true });
+    toast(_("This is no JSON: {message}", { message: error.message }), { bad: true });
   }
 }));
 const add = (list, make) => async () => { const row = await make($(list).children.length); $(list).append(row); row.querySelector("select, input").focus(); };
@@ -85,7 +86,7 @@ form.addEventListener("submit", (event) => {
   try {
     given = { name: form.elements.name.value, enabled: form.elements.enabled.checked, rule: body() };
   } catch (error) {
-    toast(`This is no JSON: ${error.message}`, { bad: true });
+    toast(_("This is no JSON: {message}", { message: error.message }), { bad: true });
     return;
   }
   attempt(async () => {
@@ -98,7 +99,7 @@ form.addEventListener("submit", (event) => {
       history.replaceState(null, "", `/console/rules/${id}`);
     }
     take(data);
-    done("The rule is saved.");
+    done(_("The rule is saved."));
     await watch();
     await now();
   }, { form });
@@ -124,13 +125,13 @@ function foreign() {
     turnOff: (event) => attempt(async () => {
       take((await call("PUT", `/rules/${id}`, { body: { enabled: !rule.enabled } })).data);
       foreign();
-      done(rule.enabled ? "The rule is on." : "The rule is off.");
+      done(rule.enabled ? _("The rule is on.") : _("The rule is off."));
     }, { button: event.target }),
     revoke: async (event) => {
-      if (!await sure(`Revoke ${made.application.name}?`, "It is signed out at once, and its rules stop. It has to ask you again before it sees anything.", "Revoke")) return;
+      if (!await sure(_("Revoke {name}?", { name: made.application.name }), _("It is signed out at once, and its rules stop. It has to ask you again before it sees anything."), _("Revoke"))) return;
       await attempt(async () => {
         await call("DELETE", `/users/${uid}/applications/${made.application.id}`);
-        done(`${made.application.name} no longer sees anything of yours.`);
+        done(_("{name} no longer sees anything of yours.", { name: made.application.name }));
         await now();
       }, { button: event.target });
     },
@@ -145,9 +146,9 @@ function take(data) {
   $("#why-box").hidden = false;
   $("#test").hidden = !rule.isTestable;
   const problem = problemOf(rule);
-  fill($("#standing"), h("span", { class: `badge ${KINDS[rule.state] ?? ""}` }, rule.state ?? ""),
-    rule.lastTriggeredOn ? h("span", {}, "triggered ", time(rule.lastTriggeredOn)) : h("span", {}, "never triggered yet"), problem ? withNames(problem) : null,
-    made && !made.isOfConsole ? h("span", { class: "tag" }, `made by ${made.application.name}`) : null);
+  fill($("#standing"), h("span", { class: `badge ${KINDS[rule.state] ?? ""}` }, worded(rule.state ?? "")),
+    rule.lastTriggeredOn ? h("span", {}, phrase("triggered {when}", { when: time(rule.lastTriggeredOn) })) : h("span", {}, _("never triggered yet")), problem ? withNames(problem) : null,
+    made && !made.isOfConsole ? h("span", { class: "tag" }, _("made by {name}", { name: made.application.name })) : null);
 }
 
 // The result of each condition with its values for the newest message, updated with each message
@@ -211,7 +212,7 @@ async function now() {
 function waits(data) {
   if (data.waitsFor?.length) {
     fill($("#now"), h("ul", { class: "lights" }, data.waitsFor.map((text) => h("li", {}, light(false), inWords(withoutField(text))))));
-  } else fill($("#now"), empty("Nothing to explain yet", "When a device of this rule sends a message, this shows for each condition whether it holds, and the value."));
+  } else fill($("#now"), empty(_("Nothing to explain yet"), _("When a device of this rule sends a message, this shows for each condition whether it holds, and the value.")));
 }
 
 // Shows the API's times, which are in UTC, in the browser's zone.
@@ -219,14 +220,14 @@ const inWords = (text) => withNames(withTruths(text).replace(/\b\d{4}-\d\d-\d\dT
 const withoutField = (text) => text.replace(/^rule\.if(\.and\.\d+)?: /, "");
 
 function light(held) {
-  const [kind, words] = held === null ? ["", "unknown"] : held ? ["good", "holds"] : ["bad", "does not hold"];
+  const [kind, words] = held === null ? ["", _("unknown")] : held ? ["good", _("holds")] : ["bad", _("does not hold")];
   return h("span", { class: `badge ${kind}` }, words);
 }
 
 function shown(one) {
-  const [did, not] = one.counts ? ["triggered", "did not trigger"] : ["would have triggered", "would not have triggered"];
+  const [did, not] = one.counts ? [_("triggered"), _("did not trigger")] : [_("would have triggered"), _("would not have triggered")];
   return h("section", { class: "why", "data-key": keyOf(one) }, h("p", {}, h("b", {}, fullTime(one.ts)), " ",
-    h("span", { class: `badge ${one.triggers && one.counts ? "good" : ""}` }, one.triggers ? did : not), ...(one.counts ? [] : [" ", h("small", { class: "tag" }, "from before the rule")])),
+    h("span", { class: `badge ${one.triggers && one.counts ? "good" : ""}` }, one.triggers ? did : not), ...(one.counts ? [] : [" ", h("small", { class: "tag" }, _("from before the rule"))])),
   h("ul", { class: "lights" }, one.conditions.map((condition) => h("li", {}, light(condition.held), inWords(condition.text)))));
 }
 
@@ -234,26 +235,26 @@ $("#explain").addEventListener("click", (event) => attempt(async () => {
   const end = Date.now();
   const { data } = await get(`/rules/${id}/explain`, { startDate: end - HOUR_MS, endDate: end });
   const sections = new Map(data.explanations.reverse().map((one) => [keyOf(one), one]));
-  fill($("#why"), sections.size ? [...sections.values()].map(shown) : empty("No message in the last hour", "Nothing concerned this rule."),
-    data.isComplete ? null : h("p", { class: "hint" }, "These are the first 100."));
+  fill($("#why"), sections.size ? [...sections.values()].map(shown) : empty(_("No message in the last hour"), _("Nothing concerned this rule.")),
+    data.isComplete ? null : h("p", { class: "hint" }, _("These are the first 100.")));
   hideExplained();
 }, { button: event.target }));
 
 $("#replay").addEventListener("click", (event) => attempt(async () => {
   const end = Date.now();
   const { data } = await call("POST", `/rules/${id}/replay`, { body: { startDate: end - 24 * HOUR_MS, endDate: end }, quiet: true });
-  fill($("#why"), h("p", {}, `In the last day, with ${data.messages} messages, this rule would have triggered `, h("b", {}, `${data.triggered} times`), "."),
-    data.isComplete ? null : h("p", { class: "hint" }, `Only messages until ${fullTime(data.until)} were tried.`),
-    h("ul", { class: "lights" }, data.triggers.map((one) => h("li", {}, h("span", { class: "when" }, fullTime(one.ts)), (one.actions ?? []).flatMap((sent, at) => [at ? ", " : "", sent.action ?? sent.field, sent.ddid ? withNames(` to ${sent.ddid}`) : ""])))));
+  fill($("#why"), h("p", {}, phrase("In the last day, with {messages} messages, this rule would have triggered {times}.", { messages: whole(data.messages), times: h("b", {}, plural("{count} time", "{count} times", data.triggered)) })),
+    data.isComplete ? null : h("p", { class: "hint" }, _("Only messages until {until} were tried.", { until: fullTime(data.until) })),
+    h("ul", { class: "lights" }, data.triggers.map((one) => h("li", {}, h("span", { class: "when" }, fullTime(one.ts)), (one.actions ?? []).flatMap((sent, at) => [at ? ", " : "", sent.action ?? sent.field, sent.ddid ? [" ", withNames(_("to {device}", { device: sent.ddid }))] : ""])))));
 }, { button: event.target }));
 
 $("#test").addEventListener("click", (event) => attempt(async () => {
   await call("POST", `/rules/${id}/actions`);
-  done("The Actions of this rule are on their way.");
+  done(_("The Actions of this rule are on their way."));
 }, { button: event.target }));
 
 $("#as-text").addEventListener("click", (event) => attempt(async () => {
-  showText(`${rule.name} as text`, await getText(`/rules/${id}/provision`), "In a provision file, “trunkline provision” makes or changes this rule.");
+  showText(_("{name} as text", { name: rule.name }), await getText(`/rules/${id}/provision`), _("In a provision file, “trunkline provision” makes or changes this rule."));
 }, { button: event.target }));
 
 $("#delete").addEventListener("click", (event) => attempt(async () => {
@@ -263,9 +264,9 @@ $("#delete").addEventListener("click", (event) => attempt(async () => {
   id = "";
   $("#tools").hidden = true;
   $("#why-box").hidden = true;
-  $("#title").textContent = "Deleted rule";
+  $("#title").textContent = _("Deleted rule");
   if (!kept) return void location.assign("/console/rules");
-  toast(`${name} is deleted.`, {
+  toast(_("{name} is deleted.", { name }), {
     seconds: 30,
     action: () => attempt(async () => {
       const { data } = await call("POST", "/rules", { body: { name, enabled, description, scope, rule: kept, uid } });

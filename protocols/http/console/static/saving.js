@@ -2,6 +2,7 @@
 
 import { call, Refused, tagOf } from "./api.js";
 import { h } from "./dom.js";
+import { _ } from "./texts.js";
 
 // The order of members has no meaning
 const sorted = (name, value) => (value !== null && typeof value === "object" && !Array.isArray(value)
@@ -9,7 +10,7 @@ const sorted = (name, value) => (value !== null && typeof value === "object" && 
 const json = (value, space) => JSON.stringify(value ?? null, sorted, space);
 const same = (one, other) => json(one) === json(other);
 const text = (value) => (value === undefined || value === null || value === "" ? "–" : typeof value === "string" ? value
-  : typeof value === "boolean" ? (value ? "yes" : "no") : json(value, 2));
+  : typeof value === "boolean" ? (value ? _("yes") : _("no")) : json(value, 2));
 
 // Sends `body`, an edit of `seen`: {tag, data}. Resolves to the answer's data, or to null if the person continues to
 // edit, or takes the other version, which `take` then puts into the form. `labels` names the members in their order.
@@ -33,13 +34,13 @@ function choose(before, present, mine, labels) {
   const changed = Object.entries(labels).filter(([name]) => !same(before?.[name], present[name]) || (name in mine && !same(mine[name], present[name])));
   const version = (title, value) => h("div", {}, h("dt", {}, title), h("dd", {}, h("pre", { tabindex: "0" }, text(value))));
   const rows = changed.map(([name, label]) => h("section", { class: "versions", "aria-label": label }, h("h3", {}, label),
-    h("dl", {}, version("As you opened it", before?.[name]), version("As it is now", present[name]), version("Yours", name in mine ? mine[name] : before?.[name]))));
+    h("dl", {}, version(_("As you opened it"), before?.[name]), version(_("As it is now"), present[name]), version(_("Yours"), name in mine ? mine[name] : before?.[name]))));
   return new Promise((resolve) => {
     const dialog = h("dialog", { class: "wide", "aria-labelledby": "versions-title" },
-      h("form", { method: "dialog" }, h("h2", { id: "versions-title" }, "Somebody else has changed this"),
-        h("p", {}, "Nothing of yours is saved yet."), rows.length ? rows : h("p", {}, "Both versions say the same now."),
-        h("div", { class: "row end" }, h("button", { class: "quiet", value: "" }, "Go on editing"), h("button", { class: "quiet", value: "theirs" }, "Take the other version"),
-          h("button", { value: "mine" }, "Save mine"))));
+      h("form", { method: "dialog" }, h("h2", { id: "versions-title" }, _("Somebody else has changed this")),
+        h("p", {}, _("Nothing of yours is saved yet.")), rows.length ? rows : h("p", {}, _("Both versions say the same now.")),
+        h("div", { class: "row end" }, h("button", { class: "quiet", value: "" }, _("Go on editing")), h("button", { class: "quiet", value: "theirs" }, _("Take the other version")),
+          h("button", { value: "mine" }, _("Save mine")))));
     dialog.addEventListener("close", () => { resolve(dialog.returnValue); dialog.remove(); });
     document.body.append(dialog);
     dialog.showModal();

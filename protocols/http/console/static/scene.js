@@ -6,12 +6,13 @@ import { $, fill, h, showText, toast } from "./dom.js";
 import { named, withNames } from "./names.js";
 import { actionRow, isPlainAction, removable } from "./parts.js";
 import { save } from "./saving.js";
+import { _, phrase } from "./texts.js";
 
 const form = $("#scene");
 let id = form.dataset.id;
 let scene = null;
 let seen = {};  // the form's contents as last loaded or saved
-const LABELS = { name: "Name", description: "Description", actions: "Actions" };
+const LABELS = { name: _("Name"), description: _("Description"), actions: _("Actions") };
 
 const nameOf = (at) => (path) => `actions.${at}.${path}`;
 
@@ -19,10 +20,10 @@ const nameOf = (at) => (path) => `actions.${at}.${path}`;
 function keptRow(one) {
   const { selector, dtid } = one.ddid;
   const isPlain = selector === "every" && !one.parameters;
-  const item = h("li", { class: "part" }, isPlain ? h("span", {}, h("b", {}, one.action), " to every device of the type ", named(dtid, undefined, true))
+  const item = h("li", { class: "part" }, isPlain ? h("span", {}, phrase("{action} to every device of the type {type}", { action: h("b", {}, one.action), type: named(dtid, undefined, true) }))
     : h("code", {}, JSON.stringify(one)));
   item.read = () => one;
-  return removable(item, "this Action");
+  return removable(item, _("this Action"));
 }
 
 async function add(one) {
@@ -65,23 +66,23 @@ form.addEventListener("submit", (event) => {
       history.replaceState(null, "", `/console/scenes/${id}`);
     }
     take(data);
-    done("The scene is saved.");
+    done(_("The scene is saved."));
   }, { form });
 });
 $("#activate").addEventListener("click", (event) => attempt(async () => {
   await call("POST", `/scenes/${id}`, { body: {} });
-  done(`${scene.name} is activated.`);
+  done(_("{name} is activated.", { name: scene.name }));
 }, { button: event.target }));
 $("#as-text").addEventListener("click", (event) => attempt(async () => {
-  showText(`${scene.name} as text`, await getText(`/scenes/${id}/provision`), "In a provision file, “trunkline provision” makes or changes this scene.");
+  showText(_("{name} as text", { name: scene.name }), await getText(`/scenes/${id}/provision`), _("In a provision file, “trunkline provision” makes or changes this scene."));
 }, { button: event.target }));
 $("#delete").addEventListener("click", (event) => attempt(async () => {
   await call("DELETE", `/scenes/${id}`);
   const { name, description, actions } = scene;
   id = "";
   $("#tools").hidden = true;
-  $("#title").textContent = "Deleted scene";
-  toast(`${name} is deleted.`, {
+  $("#title").textContent = _("Deleted scene");
+  toast(_("{name} is deleted.", { name }), {
     seconds: 30,
     action: () => attempt(async () => {
       const { data } = await call("POST", "/scenes", { body: { name, description, actions } });

@@ -1,6 +1,7 @@
 // Signing in again without leaving the page, so that unsaved input stays.
 
 import { h } from "./dom.js";
+import { _ } from "./texts.js";
 
 const LOOK_MS = 3000;
 const content = (text, name) => new RegExp(`<meta name="${name}" content="([^"]*)"`).exec(text)?.[1];
@@ -10,12 +11,12 @@ const accounts = document.querySelector('meta[name="accounts"]').content;
 // Asks until the same person is signed in. Gives the new session's page proof, or null if the person declines.
 export function signInAgain() {
   return new Promise((resolve) => {
-    const problem = h("p", { class: "problem", role: "alert", hidden: true }, "Somebody else is signed in now. Sign in as before: what you typed is yours.");
+    const problem = h("p", { class: "problem", role: "alert", hidden: true }, _("Somebody else is signed in now. Sign in as before: what you typed is yours."));
     const open = () => window.open(`${accounts}/go?console=/console/signed-in`, "trunkline-sign-in", "popup,width=480,height=720");
     const dialog = h("dialog", { "aria-labelledby": "again-title" },
-      h("form", { method: "dialog" }, h("h2", { id: "again-title" }, "Sign in again"),
-        h("p", {}, "Your session has ended. Your input is still here. Sign in in a new window to continue."), problem,
-        h("div", { class: "row end" }, h("button", { class: "quiet" }, "Not now"), h("button", { type: "button", onclick: open }, "Sign in"))));
+      h("form", { method: "dialog" }, h("h2", { id: "again-title" }, _("Sign in again")),
+        h("p", {}, _("Your session has ended. Your input is still here. Sign in in a new window to continue.")), problem,
+        h("div", { class: "row end" }, h("button", { class: "quiet" }, _("Not now")), h("button", { type: "button", onclick: open }, _("Sign in")))));
     const heard = new BroadcastChannel("trunkline");
     let proof = null;
     const look = async () => {

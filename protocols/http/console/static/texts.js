@@ -1,6 +1,8 @@
 // The texts in the language of the page. English is the key; the page loads a dictionary for the other languages.
 
 export const language = document.documentElement.lang || "en";
+// The browser's own kind of that language, for dates and numbers: en-GB, de-CH
+export const locale = navigator.languages?.find((one) => one.split("-")[0] === language) ?? language;
 const texts = globalThis.TEXTS ?? {};
 const RULES = new Intl.PluralRules(language);
 
@@ -16,5 +18,20 @@ export function _(text, names = {}) {
 export function plural(one, other, count, names = {}) {
   const found = texts[other];
   const forms = typeof found === "object" ? found : { one, other };
-  return filled(forms[RULES.select(count)] ?? forms.other, { count: new Intl.NumberFormat(language).format(count), ...names });
+  return filled(forms[RULES.select(count)] ?? forms.other, { count: new Intl.NumberFormat(locale).format(count), ...names });
 }
+
+// A text with elements in its placeholders, as children of one: phrase("until {when}", { when: time(ms) })
+export const phrase = (text, parts) => _(text).split(/(\{\w+\})/).map((piece) => (piece.startsWith("{") ? parts[piece.slice(1, -1)] ?? piece : piece)).filter((piece) => piece !== "");
+
+// States and roles, which the API calls by an English word
+const WORDS = {
+  accepted: _("accepted"), active: _("active"), administrator: _("administrator"), approved: _("approved"), asleep: _("asleep"), cancelled: _("cancelled"),
+  complete: _("complete"), connected: _("connected"), declined: _("declined"), delivered: _("delivered"), developer: _("developer"), disabled: _("disabled"),
+  disconnected: _("disconnected"), done: _("done"), drains: _("drains"), enabled: _("enabled"), expired: _("expired"), failed: _("failed"), failing: _("failing"),
+  invalid: _("invalid"), listens: _("listens"), nothing: _("nothing"), offline: _("offline"), ok: _("ok"), online: _("online"), participant: _("participant"),
+  paused: _("paused"), pending: _("pending"), "pending approval": _("pending approval"), "pending callback validation": _("pending callback validation"), processing: _("processing"), queued: _("queued"), reached: _("reached"),
+  ready: _("ready"), refused: _("refused"), rejected: _("rejected"), requested: _("requested"), revoked: _("revoked"), running: _("running"), sent: _("sent"),
+  serves: _("serves"), stopped: _("stopped"), succeeded: _("succeeded"), suspended: _("suspended"), unknown: _("unknown"), viewer: _("viewer"), waiting: _("waiting"),
+};
+export const worded = (text) => (Object.hasOwn(WORDS, text) ? WORDS[text] : text);

@@ -3,6 +3,7 @@
 import { get } from "./api.js";
 import { $, clockTime, empty, fill, fullTime, h, heads } from "./dom.js";
 import { withNames } from "./names.js";
+import { _, worded } from "./texts.js";
 
 const SHOWN = 12;
 const FEW = 6;  // on a phone
@@ -53,10 +54,10 @@ export class Trail {
     const { fields } = (await get(`/devices/${this.did}/wanted`)).data;
     const kinds = { reached: "good", expired: "bad", refused: "bad" };
     for (const [path, one] of Object.entries(fields)) {
-      const what = `wanted: ${one.state}`;
+      const what = _("wanted: {state}", { state: worded(one.state) });
       const text = JSON.stringify({ [path]: one.wanted });
       const known = this.entries.get(`wanted ${path}`);
-      if (known?.what !== what || known.at !== one.since) this.put(`wanted ${path}`, one.since, what, kinds[one.state] ?? "", text, `by ${one.by}. ${one.message}`);
+      if (known?.what !== what || known.at !== one.since) this.put(`wanted ${path}`, one.since, what, kinds[one.state] ?? "", text, _("by {by}. {message}", { by: one.by, message: one.message }));
     }
   }
 
@@ -66,26 +67,27 @@ export class Trail {
     const [failures, refusals, dropped] = await Promise.all([
       get(`/devices/${this.did}/failures`, { count: KEPT }), get(`/devices/${this.did}/refusals`), get(`/devices/${this.did}/dropped`)]);
     for (const one of dropped.data.fields) {
-      this.put(`dropped ${one.field}`, one.ts, "field dropped", "bad", "", `${one.field}: ${one.message}. The rest of the message was stored.`);
+      this.put(`dropped ${one.field}`, one.ts, _("field dropped"), "bad", "", _("{field}: {message}. The rest of the message was stored.", { field: one.field, message: one.message }));
     }
     for (const one of failures.data.failures) {
-      this.put(one.mid, one.cts, "failed", "bad", one.payload, this.reasonOf(one));
+      this.put(one.mid, one.cts, _("failed"), "bad", one.payload, this.reasonOf(one));
     }
     if (this.manifest.hasResources) await this.resources();
-    refusals.data.refusals.forEach((one) => this.put(`refused ${one.ts} ${one.message}`, one.ts, "refused", "bad", "",
-      `${one.message} (${one.code}), from ${one.actor || "somebody"}${one.address ? ` at ${one.address}` : ""}`));
+    refusals.data.refusals.forEach((one) => this.put(`refused ${one.ts} ${one.message}`, one.ts, _("refused"), "bad", "",
+      one.address ? _("{message} ({code}), from {actor} at {address}", { message: one.message, code: one.code, actor: one.actor || _("somebody"), address: one.address })
+        : _("{message} ({code}), from {actor}", { message: one.message, code: one.code, actor: one.actor || _("somebody") })));
   }
 
   // Fields and Actions that are resources of an LWM2M device (reference 18.8).
   async resources() {
     const { fields, actions } = (await get(`/devices/${this.did}/lwm2m`)).data;
-    const silent = { asleep: ["asleep", ""], away: ["away", ""], notObserved: ["not observed", "bad"] };
+    const silent = { asleep: [_("asleep"), ""], away: [_("away"), ""], notObserved: [_("not observed"), "bad"] };
     for (const one of fields) {
       const key = `resource ${one.field}`, note = `${one.field}: ${one.message}`;
       if (!(one.state in silent)) this.entries.delete(key);
       else if (this.entries.get(key)?.note !== note) this.put(key, Date.now(), ...silent[one.state], "", note);
     }
-    const kinds = { waiting: ["Action waits", ""], done: ["Action done", "good"], failed: ["Action failed", "bad"] };
+    const kinds = { waiting: [_("Action waits"), ""], done: [_("Action done"), "good"], failed: [_("Action failed"), "bad"] };
     for (const one of actions) {
       const [what, kind] = kinds[one.state];
       if (this.entries.get(`ended ${one.mid}`)?.what !== what) this.put(`ended ${one.mid}`, one.ts, what, kind, "", `${one.name}: ${one.message}`);
@@ -100,7 +102,7 @@ export class Trail {
     } catch { /* it was no JSON object */ }
     const known = [...this.manifest.fields.keys()].slice(0, 8).join(", ");
     if (sent.length === 0 || !known) return reason;
-    return `${reason}: the message had ${sent.slice(0, 8).join(", ")}; the type has ${known}`;
+    return _("{reason}: the message had {sent}; the type has {known}", { reason, sent: sent.slice(0, 8).join(", "), known });
   }
 
   add(frame) {
@@ -111,8 +113,8 @@ export class Trail {
   take(one) {
     if (one.type === "action" || one.ddid) {
       const names = (one.data.actions ?? []).map((action) => action.name).join(", ");
-      this.put(one.mid, one.cts, "Action", "", JSON.stringify(one.data), `${names}, sent to the device`);
-    } else this.put(one.mid, one.cts, "stored", "good", JSON.stringify(one.data), one.ts === one.cts ? "" : `with the time ${fullTime(one.ts)}`);
+      this.put(one.mid, one.cts, _("Action"), "", JSON.stringify(one.data), _("{names}, sent to the device", { names }));
+    } else this.put(one.mid, one.cts, _("stored"), "good", JSON.stringify(one.data), one.ts === one.cts ? "" : _("with the time {ts}", { ts: fullTime(one.ts) }));
   }
 
   put(key, at, what, kind, text, note) {
@@ -126,16 +128,16 @@ export class Trail {
 
   paint() {
     const found = this.sorted().slice(0, this.isLong ? KEPT : this.few);
-    $("#trail-note").textContent = this.isForeign ? "" : "Also failed messages of the last 7 days, refusals and dropped fields.";
+    $("#trail-note").textContent = this.isForeign ? "" : _("Also failed messages of the last 7 days, refusals and dropped fields.");
     if (found.length === 0) {
-      fill($("#trail"), empty("Nothing came yet", "Messages appear here at once: stored, failed or refused, and why."));
+      fill($("#trail"), empty(_("Nothing came yet"), _("Messages appear here at once: stored, failed or refused, and why.")));
       return;
     }
     this.body ??= this.table();
     const rows = found.map(([key, one]) => {
-      one.row ??= h("tr", { class: "fresh" }, h("td", { class: "when", "data-label": "Time", title: fullTime(one.at) }, clockTime(one.at)),
-        h("td", { "data-label": "What" }, h("span", { class: `badge ${one.kind}` }, one.what)),
-        h("td", { "data-label": "Data" }, one.text ? h("code", {}, one.text) : null, one.note ? h("div", { class: "soft" }, withNames(one.note)) : null));
+      one.row ??= h("tr", { class: "fresh" }, h("td", { class: "when", "data-label": _("Time"), title: fullTime(one.at) }, clockTime(one.at)),
+        h("td", { "data-label": _("What") }, h("span", { class: `badge ${one.kind}` }, one.what)),
+        h("td", { "data-label": _("Data") }, one.text ? h("code", {}, one.text) : null, one.note ? h("div", { class: "soft" }, withNames(one.note)) : null));
       return one.row;
     });
     // Moves only changed rows, so that a selection in the list stays.
@@ -146,9 +148,9 @@ export class Trail {
 
   table() {
     const body = h("tbody");
-    this.more = h("p", { hidden: true }, h("button", { type: "button", class: "quiet small", onclick: () => { this.isLong = true; this.paint(); } }, "Show more"));
-    fill($("#trail"), h("table", { class: "cards trail" }, h("caption", { class: "unseen" }, "The latest messages"),
-      heads("Time", "What", "Data"), body), this.more);
+    this.more = h("p", { hidden: true }, h("button", { type: "button", class: "quiet small", onclick: () => { this.isLong = true; this.paint(); } }, _("Show more")));
+    fill($("#trail"), h("table", { class: "cards trail" }, h("caption", { class: "unseen" }, _("The latest messages")),
+      heads(_("Time"), _("What"), _("Data")), body), this.more);
     return body;
   }
 }

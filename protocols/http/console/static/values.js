@@ -2,6 +2,7 @@
 
 import { $, empty, fill, h, heads, shown, time } from "./dom.js";
 import { valueAt } from "./manifest.js";
+import { _ } from "./texts.js";
 
 export class Values {
   constructor(manifest) {
@@ -20,7 +21,7 @@ export class Values {
         fill(known.when, time(ts));
       } else this.add(path, value, ts);
     }
-    if (this.rows.size === 0) fill(this.box, empty("No values yet", "They appear when the device has sent a message."));
+    if (this.rows.size === 0) fill(this.box, empty(_("No values yet"), _("They appear when the device has sent a message.")));
   }
 
   message(frame) {
@@ -39,8 +40,8 @@ export class Values {
   add(path, value, ts) {
     if (this.rows.size === 0) {
       this.body = h("tbody");
-      fill(this.box, h("table", {}, h("caption", { class: "unseen" }, "The latest value of each field"),
-        heads("Field", "Value#"),
+      fill(this.box, h("table", {}, h("caption", { class: "unseen" }, _("The latest value of each field")),
+        heads(_("Field"), `${_("Value")}#`),
         this.body));
     }
     const row = { ts, value: h("div", {}, this.value(path, value)), when: h("small", { class: "when" }, time(ts)) };
