@@ -215,7 +215,7 @@ def test_what_fails_is_found_from_the_first_page_in_two_clicks(ada: User, site: 
     assert ada.browser.texts(".facts .badge.good") == [], "a subscription whose deliveries fail is not green"
     before = attempts(site, made["data"]["id"])
     ada.click("Deliver again")
-    ada.sees("delivered again, with the same ids")
+    ada.sees("delivered again, with the same id")
     ada.eventually(lambda: attempts(site, made["data"]["id"]) > before)
     ada.sees("The latest replay", "#replay")
     go(ada, f"/developer/subscriptions/{made['data']['id']}")  # it can be left and found again
@@ -466,7 +466,7 @@ def test_what_an_application_asks_people_for_is_chosen(ada: User, site: Site) ->
     ]
     ada.sees_no("Asker", "#chosen")  # the list has been read again, and nothing is chosen
     choose(ada, "Asker")
-    ada.sees("see devices of every type", '[aria-label="Asker"] dd')
+    ada.sees("see: devices of every type", '[aria-label="Asker"] dd')
     site.of_ada_at_the_console(ada, "DELETE", f"/developer/applications/{made['id']}", None)
 
 

@@ -3,7 +3,7 @@
 import { attempt, get } from "./api.js";
 import { $, detailWords, empty, fill, h, heads, time, whole } from "./dom.js";
 import { withNames } from "./names.js";
-import { _ } from "./texts.js";
+import { _, alike } from "./texts.js";
 
 const uid = $("meta[name=uid]").content;
 const PAGE = 6;
@@ -12,7 +12,7 @@ let offset = 0;
 
 const words = (event) => {
   const text = event.replaceAll("_", " ");
-  return text[0].toUpperCase() + text.slice(1);
+  return alike(text[0].toUpperCase() + text.slice(1));
 };
 
 // An entry without an actor comes from a caller without credentials.

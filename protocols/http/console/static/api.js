@@ -3,7 +3,7 @@
 import { toast, showLine } from "./dom.js";
 import { withNames } from "./names.js";
 import { signInAgain } from "./session.js";
-import { _ } from "./texts.js";
+import { _, alike } from "./texts.js";
 
 const meta = (name) => document.querySelector(`meta[name="${name}"]`).content;
 export const REST = meta("rest");
@@ -211,7 +211,7 @@ export async function attempt(work, { form, button } = {}) {
   } catch (error) {
     if (!(error instanceof Refused) && !(error instanceof TypeError)) throw error;
     const text = error instanceof Refused ? error.text : _("The server did not answer. Nothing is known to have changed.");
-    if (!form || !showFindings(form, error)) toast(withNames(text), { bad: true });
+    if (!form || !showFindings(form, error)) toast(withNames(alike(text)), { bad: true });
     return undefined;
   } finally {
     for (const one of buttons) one.disabled = false;

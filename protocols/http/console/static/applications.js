@@ -2,7 +2,7 @@
 
 import { attempt, call, done, get } from "./api.js";
 import { $, empty, fill, h, heads, sure } from "./dom.js";
-import { _ } from "./texts.js";
+import { _, alike } from "./texts.js";
 
 const uid = $("meta[name=uid]").content;
 async function load() {
@@ -17,7 +17,7 @@ async function load() {
 }
 
 function row(one) {
-  const what = [h("ul", { class: "may" }, one.sentences.map((text) => h("li", {}, text))), h("p", { class: "soft" }, one.howLong)];
+  const what = [h("ul", { class: "may" }, one.sentences.map((text) => h("li", {}, alike(text)))), h("p", { class: "soft" }, alike(one.howLong))];
   return h("tr", {}, h("th", { scope: "row" }, one.name), h("td", { "data-label": _("Made by") }, one.organization),
     h("td", {}, what),
     h("td", { class: "act" }, h("button", { type: "button", class: "danger small", "aria-label": _("Revoke {name}", { name: one.name }), onclick: (event) => revoke(one, event.target) }, _("Revoke"))));

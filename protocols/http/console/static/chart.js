@@ -259,7 +259,7 @@ export class Chart {
   describe() {
     const told = this.series.map((one) => {
       const last = one.points.at(-1);
-      const text = last === undefined ? _("no data") : `${this.kind} ${this.value(last, one.name)}`;
+      const text = last === undefined ? _("no data") : `${this.kind === "latest" ? _("latest") : this.kind} ${this.value(last, one.name)}`;
       const hovered = this.hover === null ? undefined : this.nearest(one.points, this.hover);
       const said = hovered === undefined ? text : this.words(hovered, one.name);
       if (one.latest.textContent !== said) one.latest.textContent = said;

@@ -42,7 +42,7 @@ async function load() {
 function row(one) {
   const { request } = one;
   const kind = { Success: "good", Served: "good", Failure: "bad" }[one.status] ?? "";
-  const words = { Received: _("waiting"), InProgress: _("being written"), Success: "ready", Served: _("ready, downloaded before"), Failure: _("failed"), Expired: _("deleted after 24 hours") };
+  const words = { Received: _("waiting"), InProgress: _("being written"), Success: _("ready"), Served: _("ready, downloaded before"), Failure: _("failed"), Expired: _("deleted after 24 hours") };
   const isOn = ["Received", "InProgress"].includes(one.status);
   return h("tr", {}, h("td", { class: "when", "data-label": _("Asked for") }, time(request.requestDate)),
     h("td", { "data-label": _("Range") }, _("{start} to {end}, {format}", { start: fullTime(request.startDate), end: fullTime(request.endDate), format: { csv1: _("CSV, data as JSON"), csv2: "CSV" }[request.format] ?? "JSON" })),

@@ -38,8 +38,11 @@ async function load(data) {
   take(data);
   form.elements.name.value = data.name;
   form.elements.description.value = data.description ?? "";
+  const submit = form.querySelector("[type=submit]");
+  submit.disabled = true;  // until all rows are there: saving now would leave some out
   $("#actions").replaceChildren();
   for (const one of data.actions) await add(one);
+  submit.disabled = false;
 }
 
 function take(data) {

@@ -24,6 +24,20 @@ export function plural(one, other, count, names = {}) {
 // A text with elements in its placeholders, as children of one: phrase("until {when}", { when: time(ms) })
 export const phrase = (text, parts) => _(text).split(/(\{\w+\})/).map((piece) => (piece.startsWith("{") ? parts[piece.slice(1, -1)] ?? piece : piece)).filter((piece) => piece !== "");
 
+// A finished English text of the API: in the language of the page, if the dictionary has it or its pattern.
+let patterns = null;
+export function alike(text) {
+  if (language === "en" || typeof texts[text] === "string") return _(text);
+  patterns ??= Object.keys(texts).filter((key) => /\{\w+\}/.test(key) && /\w+\W+\w+/.test(key.replace(/\{\w+\}/g, "")))
+    .sort((one, other) => other.length - one.length)
+    .map((key) => [new RegExp(`^${key.replace(/[.*+?^$()|[\]\\]/g, "\\$&").replace(/\{\w+\}/g, "(.+?)")}$`), key]);
+  for (const [expression, key] of patterns) {
+    const found = expression.exec(text);
+    if (found) return _(key, Object.fromEntries([...key.matchAll(/\{(\w+)\}/g)].map(([, name], at) => [name, found[at + 1]])));
+  }
+  return text;
+}
+
 // States and roles, which the API calls by an English word
 const WORDS = {
   accepted: _("accepted"), active: _("active"), administrator: _("administrator"), approved: _("approved"), asleep: _("asleep"), cancelled: _("cancelled"),
