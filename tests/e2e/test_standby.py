@@ -42,6 +42,8 @@ KILL_SECONDS: Final = LEASE_SECONDS + 6
 STOP_SECONDS: Final = 5.0
 #: Clients try the other node after this long without an answer.
 ANSWER_SECONDS: Final = 1.0
+#: Between an acknowledgement and the next value: take-overs are what counts here, and not many messages.
+_PAUSE_SECONDS: Final = 0.05
 FENCED, REPLACED = 5, 6
 LOST_METRIC: Final = "trunkline_database_connections_lost_total"
 
@@ -89,6 +91,7 @@ class Client(threading.Thread):
 
     def note(self) -> None:
         self.acknowledged.append((time.monotonic(), self.value))
+        self.is_over.wait(_PAUSE_SECONDS)
 
     def gap_after(self, moment: float) -> float:
         """The longest time without an acknowledgement since then."""
