@@ -10,6 +10,7 @@ import trio
 from broker.accounts.provider_port import Providers
 from broker.accounts.room import AccountsRoom, open_accounts
 from broker.alarms.room import AlarmsRoom, open_alarms
+from broker.alarms.ways import AlarmWays
 from broker.assistants.room import open_assistants
 from broker.assistants.tool_calls import ToolCalls
 from broker.clock import Clock
@@ -121,6 +122,7 @@ async def open_services(
     is_clock_synchronized: Callable[[], bool] = lambda: False,
     callbacks: Callbacks | None = None,
     streams: Streams | None = None,
+    alarm_ways: AlarmWays | None = None,
     tell_of_upgrade: Callable[[str], None] = lambda _text: None,
     leases: Leases | None = None,
     peers: FactLog | None = None,
@@ -133,7 +135,7 @@ async def open_services(
     `tell_of_upgrade` is told how far the start is with files of an earlier version (broker/files.py).
 
     When the block ends, the workers save their state and the journal is drained before the store is closed. Each of the
-    eight ports may be missing; its capability's `room.py` says what happens then.
+    nine ports may be missing; its capability's `room.py` says what happens then.
 
     Raises:
         StoreError: the store cannot be opened, or `vault` has another store's key.
@@ -191,7 +193,16 @@ async def open_services(
         try:
             await mark_store_key(database, vault)
             services = await _open_rooms(
-                core, mail_transport, providers, third_party, processor, learner, rule_requests, callbacks, streams
+                core,
+                mail_transport,
+                providers,
+                third_party,
+                processor,
+                learner,
+                rule_requests,
+                callbacks,
+                streams,
+                alarm_ways,
             )
             async with core.life.running():
                 yield services
@@ -216,6 +227,7 @@ async def _open_rooms(
     rule_requests: RuleRequests | None,
     callbacks: Callbacks | None,
     streams: Streams | None,
+    alarm_ways: AlarmWays | None,
 ) -> Services:
     mail = await open_mail(core, mail_transport)
     accounts = await open_accounts(core, mail, providers)
@@ -239,10 +251,20 @@ async def _open_rooms(
     device_management = await open_device_management(core, device_types, devices, limits, messages, wanted)
     scenes = await open_scenes(core, accounts, device_types, devices, messages, wanted)
     models = await open_models(core, accounts, devices, learner)
-    alarms = await open_alarms(core)
+    alarms = await open_alarms(core, mail, alarm_ways)
     reason = device_management.resources.reason
     rules = await open_rules(
-        core, mail, accounts, device_types, devices, messages, rule_requests, models, reason, wanted
+        core,
+        mail,
+        accounts,
+        device_types,
+        devices,
+        messages,
+        rule_requests,
+        models,
+        reason,
+        wanted,
+        alarms.telling.wake,
     )
     subscriptions = await open_subscriptions(core, mail, accounts, device_types, devices, messages, callbacks, streams)
     found = await open_found(core, device_types, devices, messages, device_sessions, topics)

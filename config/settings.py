@@ -361,9 +361,10 @@ class Audit(_Table, frozen=True):
 
 
 class AlarmSettings(_Table, frozen=True):
-    """How long cleared alarms are kept."""
+    """How long cleared alarms are kept, and the ways of Apprise that users may choose, by scheme."""
 
     keep_days: int = ALARM_DAYS
+    apprise: tuple[str, ...] = ()
 
 
 class ConsoleSettings(_Table, frozen=True):

@@ -18,6 +18,7 @@ from typing import Final, TypedDict
 import structlog
 import trio
 
+from broker.alarms.ways import AlarmWays
 from broker.cluster.facts import FactLog
 from broker.cluster.keeper import AWAY, AWAY_SECONDS
 from broker.cluster.leases import LeaseName, Leases
@@ -65,10 +66,12 @@ from protocols.operation.start_check import check_store
 from protocols.operation.state import StateDirectory, lock_state, read_state
 from protocols.operation.store_copies import forget_copies
 from protocols.operation.time_sync import is_clock_synchronized
+from protocols.outbound.alarms import alarm_ways
 from protocols.outbound.callbacks import http_callbacks
 from protocols.outbound.connectors import third_party
 from protocols.outbound.identity_providers import identity_providers
 from protocols.outbound.leased import (
+    LeasedAlarmWays,
     LeasedCallbacks,
     LeasedMails,
     LeasedRuleRequests,
@@ -331,6 +334,7 @@ class _WaysOut(TypedDict):
     rule_requests: RuleRequests
     callbacks: Callbacks
     streams: Streams | None
+    alarm_ways: AlarmWays
 
 
 def _ways_out(settings: Settings, tls: ssl.SSLContext) -> _WaysOut:
@@ -341,6 +345,7 @@ def _ways_out(settings: Settings, tls: ssl.SSLContext) -> _WaysOut:
         "rule_requests": rule_requests(settings, tls),
         "callbacks": http_callbacks(settings, tls),
         "streams": cloud_streams(settings),
+        "alarm_ways": alarm_ways(settings, tls),
     }
 
 
@@ -355,6 +360,7 @@ def _leased(ways: _WaysOut, leases: Leases, *, is_alone: bool) -> _WaysOut:
         "rule_requests": LeasedRuleRequests(ways["rule_requests"], leases.of(LeaseName.RULES)),
         "callbacks": LeasedCallbacks(ways["callbacks"], subscriptions),
         "streams": None if streams is None else LeasedStreams(streams, subscriptions),
+        "alarm_ways": LeasedAlarmWays(ways["alarm_ways"], leases.of(LeaseName.MAILS)),
     }
 
 

@@ -19,6 +19,7 @@ import structlog
 import trio
 
 from storage.accounts import AccountStore
+from storage.alarm_telling import AlarmTellingStore
 from storage.alarms import AlarmStore
 from storage.application_ends import ApplicationEndStore
 from storage.approved_lists import ApprovedListStore
@@ -204,6 +205,7 @@ class Transaction:
         self.transfers = TransferStore(connection)
         self.wanted = WantedStore(connection)
         self.alarms = AlarmStore(connection)
+        self.alarm_telling = AlarmTellingStore(connection)
         self.trials = TrialStore(connection)
         self.trial_invitations = TrialInvitationStore(connection)
         self.trial_sessions = TrialSessionStore(connection)

@@ -39,6 +39,8 @@ OWN_ROWS: Final = (
     ("personal_organization", "user"),
     ("rule_request", "owner"),
     ("alarm", "owner"),
+    ("alarm_notice", "user"),
+    ("alarm_telling", "user"),
     ("export", "user"),
 )
 #: Rows that stay, without the user.

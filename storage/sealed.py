@@ -24,6 +24,8 @@ class SealedColumn(msgspec.Struct, frozen=True):
 STORE_KEY: Final = SealedColumn("store_key", "sealed", "key")
 
 SEALED_COLUMNS: Final = (
+    SealedColumn("alarm_notice", "sealed", "key"),
+    SealedColumn("alarm_telling", "sealed", "user"),
     SealedColumn("application", "secret", "key"),
     SealedColumn("connector", "terms", "device_type"),
     SealedColumn("connector_job", "requests", "key"),

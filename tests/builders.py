@@ -8,6 +8,7 @@ from typing import TypedDict, Unpack
 from trio.testing import wait_all_tasks_blocked
 
 from broker.accounts.provider_port import Providers
+from broker.alarms.ways import AlarmWays
 from broker.clock import Clock
 from broker.connectors.port import ThirdParty
 from broker.mail import MailTransport
@@ -39,6 +40,7 @@ class Ports(TypedDict, total=False):
     learner: Learner
     callbacks: Callbacks
     streams: Streams
+    alarm_ways: AlarmWays
 
 
 class ServicesOpener:

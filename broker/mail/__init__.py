@@ -3,6 +3,7 @@
 from broker.mail.kinds import (
     AccountInvitation,
     AddressConfirmation,
+    AlarmMail,
     DeviceQuotaUsedUp,
     DeviceShareInvitation,
     DeviceTransferAnswered,
@@ -31,6 +32,7 @@ from broker.mail.transport import (
 __all__ = [
     "AccountInvitation",
     "AddressConfirmation",
+    "AlarmMail",
     "DeviceQuotaUsedUp",
     "DeviceShareInvitation",
     "DeviceTransferAnswered",

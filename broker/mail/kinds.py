@@ -161,6 +161,16 @@ class RuleMail(Mail, frozen=True, kw_only=True):
     body: str
 
 
+class AlarmMail(Mail, frozen=True, kw_only=True):
+    """An alarm, or several (reference 12.13). The cause is the user. `address`: the link that acknowledges."""
+
+    kind = "alarm"
+    texts = frozenset({"text"})
+    title: str
+    text: str
+    address: str = ""
+
+
 class RuleStopped(Mail, frozen=True, kw_only=True):
     """The mail about a rule that does not run any more. The cause is the user."""
 

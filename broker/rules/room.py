@@ -70,9 +70,10 @@ async def open_rules(
     of_models: ModelsRoom,
     reason: Callable[[Device, str], Awaitable[str]],
     wanted: Wanted,
+    alarms_raised: Callable[[], None] = lambda: None,
 ) -> RulesRoom:
     """Open rules. Without `requests`, HTTP requests of rules stay in the queue. `reason` says why no value of a field
-    comes; empty when nothing is known."""
+    comes; empty when nothing is known. `alarms_raised` is called when there are new alarms."""
     database, clock, life, router = core.database, core.clock, core.life, core.router
     models = ConditionModels(of_models.models)
     lease = core.leases.of(LeaseName.RULES)
@@ -81,7 +82,18 @@ async def open_rules(
     evaluator = Evaluator(database, devices.registry, index, models, loops)
     sending = RuleSender(database, devices.registry, device_types.catalog, messages.ingest, mails, queue, loops, wanted)
     engine = RuleEngine(
-        database, lease, clock, router, core.news, index, evaluator, sending, queue, core.peers, messages.follower
+        database,
+        lease,
+        clock,
+        router,
+        core.news,
+        index,
+        evaluator,
+        sending,
+        queue,
+        core.peers,
+        messages.follower,
+        alarms_raised,
     )
     names = NameResolver(devices.registry, device_types.catalog, accounts.permissions)
     loader = RuleLoader(database, clock, accounts.permissions, names, engine, models, mails)

@@ -89,6 +89,7 @@ class AuditEvent(StrEnum):
     RULE_REMOVED = "rule_removed"
     ALARM_ACKNOWLEDGED = "alarm_acknowledged"
     ALARM_CLEARED = "alarm_cleared"
+    ALARM_TELLING_CHANGED = "alarm_telling_changed"
     PROVISIONED = "provisioned"
     COMMAND = "command"
     TOOL_CALLED = "tool_called"

@@ -37,6 +37,7 @@ _DELETED: Final = "Rows that retention has deleted."
 _ROLLUPS: Final = "The part of rollups; an estimate."
 _TASKS: Final = "Device tasks that ended, by how."
 _LWM2M_ACTIONS: Final = "Actions that were operations on an LWM2M device, by their end."
+_NOTICES: Final = "Notices about alarms to ntfy and Apprise, by outcome; one that failed is tried again."
 _OPEN_ALARMS: Final = "Alarms that are not cleared, by severity; counted once a minute."
 _WANTED: Final = "Wanted values that have ended, by how."
 _WANTED_WRITES: Final = "Wanted values that were written to LWM2M devices, by the answer."
@@ -361,6 +362,12 @@ BROKER: Final[Mapping[str, Part]] = {
         "open_warning": _now("alarms_open", _OPEN_ALARMS, severity="warning"),
         "open_critical": _now("alarms_open", _OPEN_ALARMS, severity="critical"),
         "deleted": _total("alarms_deleted", "Cleared alarms that were deleted because of their age or number."),
+    },
+    "alarms told": {
+        "told": _total("alarms_told", "Alarms that their users were told of."),
+        "sent": _total("alarm_notices", _NOTICES, outcome="sent"),
+        "failed": _total("alarm_notices", _NOTICES, outcome="failed"),
+        "given_up": _total("alarm_notices", _NOTICES, outcome="given up"),
     },
     "rules": {
         "rules": _now("rules", "Rules that are evaluated."),

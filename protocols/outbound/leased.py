@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import msgspec
 import trio
 
+from broker.alarms.ways import AlarmNotice, AlarmWays, Ntfy
 from broker.cluster.leases import Lease
 from broker.connectors.plugin import Request, Response
 from broker.connectors.port import ThirdParty
@@ -86,3 +87,20 @@ class LeasedThirdParty(msgspec.Struct, frozen=True):
     async def send(self, request: Request) -> Response:
         await self.lease.wait_may_act()
         return await self.port.send(request)
+
+
+class LeasedAlarmWays(msgspec.Struct, frozen=True):
+    port: AlarmWays
+    lease: Lease
+
+    @property
+    def has_apprise(self) -> bool:
+        return self.port.has_apprise
+
+    async def ntfy(self, way: Ntfy, notice: AlarmNotice) -> None:
+        await self.lease.wait_may_act()
+        await self.port.ntfy(way, notice)
+
+    async def apprise(self, urls: tuple[str, ...], notice: AlarmNotice) -> None:
+        await self.lease.wait_may_act()
+        await self.port.apprise(urls, notice)

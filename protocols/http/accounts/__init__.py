@@ -12,6 +12,7 @@ from protocols.http.accounts.accept_label import accept_label_blueprint
 from protocols.http.accounts.accept_share import accept_share_blueprint
 from protocols.http.accounts.accept_trial import accept_trial_blueprint
 from protocols.http.accounts.account import account_blueprint
+from protocols.http.accounts.alarm import alarm_blueprint
 from protocols.http.accounts.automations import automations_blueprint
 from protocols.http.accounts.browsers import Browsers
 from protocols.http.accounts.caching import CONSOLE_SETTING, ROOT_SETTING, forbid_storing, tell_of_withdrawal
@@ -75,6 +76,7 @@ def install_accounts(
         reset_blueprint(accounts.resets, accounts.claims, browsers),
         accept_share_blueprint(rooms.devices.shares, browsers),
         accept_label_blueprint(rooms.devices.labels, browsers),
+        alarm_blueprint(rooms.alarms.alarms, rooms.alarms.links),
         upgrade_blueprint(rooms.monetization.payments),
         accept_trial_blueprint(rooms.trials.invitations, browsers),
         external_blueprint(flow, provider_redirects, accounts.external, accounts.sessions, browsers),

@@ -3,6 +3,7 @@
 from typing import Protocol
 
 from broker.accounts.room import AccountsRoom
+from broker.alarms.room import AlarmsRoom
 from broker.devices.room import DevicesRoom
 from broker.monetization.room import MonetizationRoom
 from broker.registration.room import RegistrationRoom
@@ -16,6 +17,9 @@ class AccountsServerRooms(Protocol):
 
     @property
     def accounts(self) -> AccountsRoom: ...
+
+    @property
+    def alarms(self) -> AlarmsRoom: ...
 
     @property
     def devices(self) -> DevicesRoom: ...

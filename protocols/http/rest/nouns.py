@@ -5,6 +5,7 @@ from typing import Final
 from protocols.http.calls import RestCalls
 from protocols.http.rest.accounts import AccountsCalls
 from protocols.http.rest.actions import ActionCalls
+from protocols.http.rest.alarm_telling import AlarmTellingCalls
 from protocols.http.rest.alarms import AlarmCalls
 from protocols.http.rest.analytics import AnalyticsCalls
 from protocols.http.rest.approved_lists import ApprovedListCalls
@@ -83,6 +84,7 @@ NOUNS: Final[tuple[type[RestCalls], ...]] = (
     ImageCalls,
     RuleCalls,
     AlarmCalls,
+    AlarmTellingCalls,
     SceneCalls,
     ModelCalls,
     TrialCalls,

@@ -104,6 +104,9 @@ GET /devices/{device}/lwm2m -
 GET /devices/{device}/wanted -
 PUT /devices/{device}/wanted 400
 DELETE /devices/{device}/wanted -
+GET /users/{user}/telling -
+PUT /users/{user}/telling 400
+POST /users/{user}/telling/test -
 GET /alarms/{alarm} -
 PUT /alarms/{alarm} 400
 GET /alarms/{alarm}/explain -

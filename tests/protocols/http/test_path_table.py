@@ -156,6 +156,9 @@ GET /subscriptions/{}/deliveries
 POST /subscriptions/{}/deliveries/replay
 GET /notifications/{}/messages
 POST /rules
+GET /users/{}/telling
+PUT /users/{}/telling
+POST /users/{}/telling/test
 GET /alarms
 GET /alarms/{}
 PUT /alarms/{}
