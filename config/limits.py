@@ -56,6 +56,10 @@ PING_SECONDS: Final = 30  # WebSocket: every 30 s on all channels
 SILENCE_SECONDS: Final = 90  # WebSocket: no traffic at all closes with 1011
 WEBSOCKET_FRAME_BYTES: Final = 64 * 1024
 WEBSOCKET_BACKLOG: Final = 1000  # frames that may wait for a slow reader
+VALUES_CALLS: Final = 10  # reference 9.11: of one caller in a minute
+VALUES_DEVICES: Final = 1_000  # reference 9.11: of one answer
+VALUES_SAMPLES: Final = 50_000
+VALUES_MAX_AGE_SECONDS: Final = 366 * 86_400
 LOG_FEEDS_OF_ONE_USER: Final = 20  # reference 19.6: feeds that read the log, of one user or application
 
 UNREGISTERED_FRAMES_MAX: Final = 20  # device channel: of a peer that has shown no token yet

@@ -21,6 +21,7 @@ from broker.messages.retention import Retention
 from broker.messages.rollup_days import RollupDays
 from broker.messages.snapshots import Snapshots
 from broker.messages.status import Statuses
+from broker.messages.values import NewestValues
 from storage.journal import Journal
 
 
@@ -35,6 +36,7 @@ class MessagesRoom(msgspec.Struct, frozen=True):
     analytics: Analytics
     statuses: Statuses
     retention: Retention
+    values: NewestValues
     #: Publishes the rows of other nodes; None: no other node writes.
     follower: LogFollower | None
 
@@ -112,5 +114,6 @@ async def open_messages(core: Core, devices: DevicesRoom, limits: LimitsRoom) ->
         analytics=Analytics(heavy_reads, clock, projector, rollup_days.kept),
         statuses=Statuses(database, core.clock, devices.presence, snapshots),
         retention=retention,
+        values=NewestValues(snapshots, clock),
         follower=follower,
     )

@@ -53,6 +53,7 @@ from protocols.http.rest.trial_members import TrialMemberCalls
 from protocols.http.rest.trial_sessions import TrialSessionCalls
 from protocols.http.rest.trials import TrialCalls
 from protocols.http.rest.users import UserCalls
+from protocols.http.rest.values import ValueCalls
 from protocols.http.rest.wanted import WantedCalls
 
 NOUNS: Final[tuple[type[RestCalls], ...]] = (
@@ -60,6 +61,7 @@ NOUNS: Final[tuple[type[RestCalls], ...]] = (
     BatchCalls,
     ActionCalls,
     AnalyticsCalls,
+    ValueCalls,
     ExportCalls,
     DeviceCalls,
     DeviceTokenCalls,

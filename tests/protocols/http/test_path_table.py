@@ -141,6 +141,7 @@ GET /messages/snapshots
 GET /messages/analytics/aggregates
 GET /messages/analytics/histogram
 GET /messages/presence
+GET /values
 POST /messages/export
 GET /messages/export/history
 GET /messages/export/{}/status

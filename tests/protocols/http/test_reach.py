@@ -109,6 +109,7 @@ IN_QUERY_OR_BODY: Final[Mapping[str, tuple[Needs, tuple[dict[str, Any], ...]]]] 
     "GET /actions": (READ, ({"params": {"ddid": "{did}", **_DATES}},)),
     "GET /messages/last": (READ, ({"params": {"sdids": f"{KITCHEN},{{did}}"}},)),
     "GET /messages/snapshots": (READ, ({"params": {"sdids": "{did}"}},)),
+    "GET /values": (READ, ({"params": {"sdids": "{did}"}},)),
     "GET /messages/analytics/aggregates": (READ, ({"params": {"sdid": "{did}", "field": "intensity", **_DATES}},)),
     "GET /messages/analytics/histogram": (
         READ,
