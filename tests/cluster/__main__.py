@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 
 from tests.cluster.checker import Record, Tables, lost_and_twice, problems
 from tests.cluster.faults import FAULTS, ONCE, Fault, promote
-from tests.cluster.world import ClusterWorld, own_server, running
+from tests.cluster.world import ClusterWorld, own_servers, running
 from tests.postgresql import Server, programs
 
 _HEAD = (
@@ -33,22 +33,14 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--faults", nargs="+", default=(), help="words of faults: the others are left out")
     options = parser.parse_args()
-    with TemporaryDirectory(prefix="trunkline-cluster-") as folder, own_server(Path("/var/tmp")) as server:  # noqa: S108
-        standby = server.standby(Path(f"{server.folder}.standby"))
-        with (standby.data / "postgresql.conf").open("a", encoding="ascii") as file:
-            file.write("cluster_name = 'standby'\n")
-        standby.start()
-        server.set("synchronous_standby_names", "1 (standby)")
-        try:
-            with running(Path(folder), server, "store", options.seed, skewed=True) as world:
-                waits = _run(world, options.seconds, options.faults, standby)
-                tables = world.end()
-            return _tell(world, tables, waits, options.seed)
-        finally:
-            standby.stop("immediate")
-            subprocess.run(["rm", "-rf", standby.folder], check=True)
-            if not (server.data / "postmaster.pid").exists():  # it failed over
-                server.start()
+    with (
+        TemporaryDirectory(prefix="trunkline-cluster-") as folder,
+        own_servers(Path("/var/tmp")) as (server, standby),  # noqa: S108
+    ):
+        with running(Path(folder), server, "store", options.seed, skewed=True) as world:
+            waits = _run(world, options.seconds, options.faults, standby)
+            tables = world.end()
+        return _tell(world, tables, waits, options.seed)
 
 
 def _chosen(chance: random.Random, words: list[str], standby: Server) -> Iterator[tuple[str, Fault]]:

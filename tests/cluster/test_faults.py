@@ -17,9 +17,9 @@ import pytest
 from tests.cluster import faults, mutants
 from tests.cluster.checker import BUSY_SECONDS, CHANGE_SECONDS, HELD_UP_SECONDS, PREDICATES, Tables, problems
 from tests.cluster.node import LEASE_SECONDS, Node, wait_until
-from tests.cluster.world import ClusterWorld, process_of, running, send
-from tests.postgresql import server
-from tests.properties import in_ci
+from tests.cluster.world import ClusterWorld, own_servers, process_of, running, send
+from tests.postgresql import Server, folder_of_run, programs, server
+from tests.properties import IS_CI, in_ci
 
 pytestmark = [
     pytest.mark.processes,
@@ -35,17 +35,33 @@ CALM, CALM_OF_MUTANTS = 15.0, 5.0
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterWorld]:
+def servers() -> Iterator[tuple[Server, Server | None, str]]:
+    """The server of the nodes' database, its synchronous standby, and the database; in CI's run there is a standby."""
+    if IS_CI:
+        programs()  # or the test is skipped
+        (folder := folder_of_run()).chmod(0o755)  # the server's user has to enter
+        with own_servers(folder) as (first, standby):
+            yield first, standby, "store"
+        return
     postgresql = server()
     database = postgresql.new_database()
-    with running(tmp_path_factory.mktemp("cluster"), postgresql, database, seed=1, calm=CALM) as found:
-        yield found
-    del found
+    yield postgresql, None, database
     gc.collect()
     postgresql.drop(database)
 
 
-def test_the_rules_hold_while_nodes_are_killed_paused_and_cut_off(world: ClusterWorld) -> None:
+@pytest.fixture(scope="module")
+def world(
+    tmp_path_factory: pytest.TempPathFactory, servers: tuple[Server, Server | None, str]
+) -> Iterator[ClusterWorld]:
+    first, _, database = servers
+    with running(tmp_path_factory.mktemp("cluster"), first, database, seed=1, calm=CALM) as found:
+        yield found
+
+
+def test_the_rules_hold_while_nodes_are_killed_paused_and_cut_off(
+    world: ClusterWorld, servers: tuple[Server, Server | None, str]
+) -> None:
     world.goes_on()
     killed, cut_off = world.chance.sample(world.nodes, 2)
     faults.kill(world, "kill", of=killed)
@@ -59,6 +75,9 @@ def test_the_rules_hold_while_nodes_are_killed_paused_and_cut_off(world: Cluster
     with paused_in_a_work(world):
         threading.Event().wait(HELD_UP_SECONDS + 1)
     world.goes_on()
+    if (standby := servers[1]) is not None:
+        faults.promote(world, "the database fails, and its standby is promoted", standby=standby)
+        world.goes_on()
     tables = world.end()
     assert world.problems == []
     assert not (found := problems(world.record, tables)), "\n".join(found)

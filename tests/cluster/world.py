@@ -532,6 +532,24 @@ def own_server(on: Path) -> Iterator[Server]:
 
 
 @contextmanager
+def own_servers(on: Path) -> Iterator[tuple[Server, Server]]:
+    """As `own_server`, and a synchronous standby of it, for which commits wait."""
+    with own_server(on) as first:
+        standby = first.standby(Path(f"{first.folder}.standby"))
+        with (standby.data / "postgresql.conf").open("a", encoding="ascii") as file:
+            file.write("cluster_name = 'standby'\n")
+        standby.start()
+        first.set("synchronous_standby_names", "1 (standby)")
+        try:
+            yield first, standby
+        finally:
+            standby.stop("immediate")
+            shutil.rmtree(standby.folder, ignore_errors=True)
+            if not (first.data / "postmaster.pid").exists():  # it failed over
+                first.start()
+
+
+@contextmanager
 def running(
     folder: Path,
     server: Server,

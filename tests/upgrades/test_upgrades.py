@@ -11,6 +11,7 @@ import pytest
 
 from storage import migrations
 from tests.daemon import Daemon
+from tests.properties import IS_CI
 from tests.upgrades.record import STORES
 from tests.upgrades.world import ask, asked_by
 
@@ -76,7 +77,7 @@ def differences(daemon: Daemon, answers: dict[str, Any]) -> list[str]:
     return [text for path, former in answers.items() for text in changed([200, former], list(now[path]), path)]
 
 
-@pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.name.partition(".")[0])
+@pytest.mark.parametrize("archive", ARCHIVES if IS_CI else ARCHIVES[::-3], ids=lambda path: path.name.partition(".")[0])
 def test_answers_of_an_older_store_stay_the_same(archive: Path, tmp_path: Path) -> None:
     assert differences(*unpacked(archive, tmp_path)) == []
 
