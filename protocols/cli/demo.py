@@ -452,6 +452,7 @@ def _introduction(
         *about_nodes,
         *offering,
         f"  Devices   simulated: {simulated}; yours to try: {own}",
+        f"  Watch     http://{http}/v1.1/live misses nothing; http://{http}/v1.1/values is for Prometheus",
         f"  Assistant trunkline mcp --url http://{http}, with the TOKEN below: http://{http}/docs/assistants",
         f"  State     {settings.state_dir}",
         "",

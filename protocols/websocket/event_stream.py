@@ -114,7 +114,8 @@ async def serve_event_stream(
     except (DomainError, StoreError) as error:
         refusal = refusal_for(error)
         error_id = error_id_of(refusal)
-        note_refusal(rooms.core.refusals, "http", refusal, error_id=error_id, status=refusal.status, route=_ROUTE)
+        about = {"code": refusal.code, "error_id": error_id, "status": refusal.status}
+        note_refusal(rooms.core.refusals, "http", refusal, **about, method="GET", route=_ROUTE)
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
             await stream.send_all(_refused(refusal, error_id))
         return

@@ -34,6 +34,10 @@ def watched(gateway: Gateway, code: str) -> None:
         assert json.loads(printed.readline())["sdid"]
 
 
+def exposed(gateway: Gateway, code: str) -> None:
+    assert "\ntrunkline_value_" in gateway.paste(code)
+
+
 def warned(gateway: Gateway, code: str) -> None:
     (answer,) = documents(gateway.paste(code))
     assert "intensty" in str(answer["warnings"])
