@@ -8,6 +8,7 @@ package `homeassistant`. The other way round, the service takes over what a clie
 import json
 import queue
 import shutil
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -253,3 +254,72 @@ def test_what_a_client_announces_is_taken_over(daemon: Daemon) -> None:
         action = {"name": "set_Pump", "parameters": {"Pump": False}}
         assert rest.post("/actions", json={"ddid": device, "data": {"actions": [action]}}).is_success
         assert asked.get(timeout=30) == b"OFF"
+
+
+#: As a gateway GW1000 with a WH65 sends it, of the documents of Ecowitt.
+WEATHER = {
+    "PASSKEY": "343CA4E2A2F2DB7B5F54B1C9A29A2E1A",
+    "stationtype": "GW1000_V1.6.8",
+    "dateutc": "2026-11-27 17:00:00",
+    "tempinf": "71.6",
+    "humidityin": "48",
+    "baromrelin": "29.920",
+    "baromabsin": "29.350",
+    "tempf": "50.0",
+    "humidity": "80",
+    "winddir": "270",
+    "windspeedmph": "4.7",
+    "windgustmph": "8.1",
+    "rainratein": "0.000",
+    "dailyrainin": "0.118",
+    "solarradiation": "101.5",
+    "uv": "1",
+    "wh65batt": "0",
+    "freq": "868M",
+    "model": "GW1000_Pro",
+}
+
+
+def test_a_weather_station_of_ecowitt2mqtt_is_taken_over(daemon: Daemon) -> None:
+    """ecowitt2mqtt has an environment of its own: its requirements are not those of the service."""
+    program = shutil.which("ecowitt2mqtt")
+    if program is None:
+        pytest.skip("ecowitt2mqtt is not installed")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        listen = free.getsockname()[1]
+    broker = ["-b", "127.0.0.1", "--mqtt-port", str(daemon.port("mqtt"))]
+    who = ["-u", device_id(HOME), "-p", device_token(HOME)]
+    units = ["--output-unit-system", "metric", "--port", str(listen), "--hass-discovery"]
+    with (
+        subprocess.Popen([program, *broker, *who, *units], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run,
+        httpx.Client(base_url=daemon.base_url, headers=bearer(USER_TOKEN), timeout=30) as rest,
+    ):
+        try:
+
+            def reported() -> bool:
+                try:
+                    return httpx.post(f"http://127.0.0.1:{listen}/data/report", data=WEATHER, timeout=30).is_success
+                except httpx.TransportError:
+                    return False
+
+            def listed() -> Any:
+                (*_, one) = rest.get(f"/users/{ADA}/found").json()["data"]["found"] or [{"fields": []}]
+                return one if len(one["fields"]) >= 15 else None
+
+            until(reported)
+            found = until(listed)
+            device = rest.put(f"/found/{found['id']}", json={"status": "ACCEPTED"}).json()["data"]["did"]
+            assert found["problems"] == []
+            reported()
+
+            def snapshot() -> Any:
+                data = rest.get(f"/messages/snapshots?sdids={device}").json()["data"][0]["data"]
+                values = {name: one["value"] for name, one in data.items()}
+                return values if len(values) >= 15 else None
+
+            values = until(snapshot)
+            names = ("temp", "tempin", "humidity", "winddir")
+            assert [values[name] for name in names] == pytest.approx([10, 22, 80, 270])
+        finally:
+            run.terminate()
