@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from storage.keys import DeviceKey, Milliseconds, Position, UserKey
+from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, Position, UserKey
 from storage.sql import Store
 
 _FOLLOWED: Final = "wanted"
@@ -48,6 +48,34 @@ class WantedEnd(msgspec.Struct, frozen=True):
 
 _NAMES: Final = WantedRecord.__struct_fields__
 _COLUMNS: Final = ", ".join(_NAMES)
+#: The users who have a device.
+_HOLDERS: Final = (
+    "(SELECT d.owner FROM device AS d WHERE d.key = :device UNION"
+    " SELECT s.user FROM device_share AS s WHERE s.device = :device AND s.status = 'ACCEPTED' AND s.user IS NOT NULL)"
+)
+
+
+def _is_of(kind: str, found: str) -> str:
+    """An author of a kind, for whose id nothing is found."""
+    begin = f"{kind} "
+    return (
+        f"(substr(author, 1, {len(begin)}) = '{begin}'"
+        f" AND NOT EXISTS ({found.format(id=f'substr(wanted.author, {len(begin) + 1})', holders=_HOLDERS)}))"
+    )
+
+
+_OF_FORMER: Final = " OR ".join(
+    (
+        _is_of("user", "SELECT 1 FROM user AS u WHERE u.id = {id} AND u.key IN {holders}"),
+        _is_of("rule", "SELECT 1 FROM rule AS r WHERE r.id = {id} AND r.owner IN {holders}"),
+        _is_of("scene", "SELECT 1 FROM scene AS c WHERE c.id = {id} AND c.user IN {holders}"),
+        _is_of(
+            "application",
+            "SELECT 1 FROM application AS a JOIN access_grant AS g ON g.application = a.key"
+            " WHERE a.id = {id} AND g.can_write = 1 AND g.user IN {holders}",
+        ),
+    )
+)
 
 
 class WantedStore(Store):
@@ -57,6 +85,20 @@ class WantedStore(Store):
 
     def open_of(self, device: DeviceKey) -> list[WantedRecord]:
         return self._find("device = :device AND ended_on IS NULL ORDER BY field", {"device": device})
+
+    def open_of_type(self, device_type: DeviceTypeKey) -> list[WantedRecord]:
+        """Of all devices of a type."""
+        return self._find(
+            "ended_on IS NULL AND device IN (SELECT key FROM device WHERE device_type = :type) ORDER BY device, field",
+            {"type": device_type},
+        )
+
+    def types(self) -> list[DeviceTypeKey]:
+        """The types of devices with open ones."""
+        found = self._db.execute(
+            "SELECT DISTINCT device_type FROM device WHERE key IN (SELECT device FROM wanted WHERE ended_on IS NULL)"
+        )
+        return [DeviceTypeKey(row["device_type"]) for row in found]
 
     def all_open(self) -> list[WantedRecord]:
         return self._find("ended_on IS NULL ORDER BY device, field", {})
@@ -88,13 +130,10 @@ class WantedStore(Store):
         return bool(list(found))
 
     def withdraw_of_former(self, device: DeviceKey) -> bool:
-        """Withdraw what users want who neither own the device nor share it; return whether there was any."""
+        """Withdraw what users want who neither own the device nor share it, what their rules and scenes want, and what
+        applications want to which no owner or guest of it gives the right to write; return whether there was any."""
         found = self._db.execute(
-            "DELETE FROM wanted WHERE device = :device AND ended_on IS NULL AND substr(author, 1, 5) = 'user '"
-            " AND NOT EXISTS (SELECT 1 FROM user AS u WHERE u.id = substr(wanted.author, 6) AND"
-            " (EXISTS (SELECT 1 FROM device AS d WHERE d.key = :device AND d.owner = u.key)"
-            " OR EXISTS (SELECT 1 FROM device_share AS s WHERE s.device = :device AND s.user = u.key"
-            " AND s.status = 'ACCEPTED'))) RETURNING field",
+            f"DELETE FROM wanted WHERE device = :device AND ended_on IS NULL AND ({_OF_FORMER}) RETURNING field",  # noqa: S608 - constants
             {"device": device},
         )
         return bool(list(found))

@@ -2,6 +2,7 @@
 
 import datetime as dt
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -9,7 +10,8 @@ import msgspec
 from broker.accounts.permissions import Permission, Reach
 from broker.clock import Clock
 from broker.cluster.kinds import WANTED
-from broker.devices.registry import Device
+from broker.device_types.manifest import Field
+from broker.devices.registry import Device, Devices
 from broker.errors import (
     DestinationDeviceDisabled,
     DeviceNotFound,
@@ -24,7 +26,6 @@ from broker.trace.audit import AuditEvent, note
 from broker.trace.origin import current_origin
 from broker.wanted.following import Following, OpenValue, end_in, tell
 from broker.wanted.values import (
-    NOT_SETTABLE,
     Given,
     WantedState,
     document_of,
@@ -35,9 +36,12 @@ from broker.wanted.values import (
 )
 from config.limits import MAX_DATA_BYTES, WANTED_FIELDS_MAX, WANTED_OF_USER
 from storage.database import Database, Transaction
-from storage.keys import DeviceKey, Milliseconds, Position
+from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, Position, UserKey
 from storage.wanted import WantedEnd, WantedRecord
 
+#: A rule that wants a value again is written when its end is later by more than this part of its time.
+_PARTS_OF_A_TIME: Final = 10
+_ENDS_AT_ONCE: Final = 500
 _decode: Final = msgspec.json.Decoder().decode
 TOO_MANY_OF_USER: Final = invalid(f"at most {WANTED_OF_USER} values wait for the devices of a user")
 
@@ -86,7 +90,10 @@ class WantedView(msgspec.Struct, frozen=True):
 class Wanted:
     """The caller checks permissions."""
 
-    def __init__(self, database: Database, clock: Clock, snapshots: Snapshots, following: Following) -> None:
+    def __init__(
+        self, database: Database, clock: Clock, devices: Devices, snapshots: Snapshots, following: Following
+    ) -> None:
+        self._devices = devices
         self._database = database
         self._clock = clock
         self._snapshots = snapshots
@@ -137,6 +144,7 @@ class Wanted:
         before = {one.field: one for one in tx.wanted.of_device(device)}
         revision = 1 + max((one.revision for one in before.values()), default=0)
         after, changed, reached = dict(before), list[str](), list[WantedEnd]()
+        rewritten = list[WantedRecord]()
         for path, one in wish.values.items():
             if one is None:
                 if after.pop(path, None) is not None:
@@ -161,6 +169,8 @@ class Wanted:
                 wish.before.position,
             )
             same = before.get(path)
+            if same is not None and not wish.is_noted and self._says_nothing_new(same, record, wish.before.fields):
+                continue
             if same is not None and same.ended_on is None and same.value == record.value:
                 # It goes on waiting, from when it was first wanted.
                 record = msgspec.structs.replace(same, expires_on=record.expires_on, author=record.author)
@@ -170,22 +180,48 @@ class Wanted:
                 if reported is not None and is_reached(reported[2], value, field.tolerance):
                     reached.append(WantedEnd(device, path, revision, now_ms, WantedState.REACHED, json_of(reported[2])))
             after[path] = record
-        if len(after) > WANTED_FIELDS_MAX:
-            raise ValidationFailed.of("data", too_long(WANTED_FIELDS_MAX))
-        open_ = [one for one in after.values() if one.ended_on is None]
-        if len(document_of(open_)) > MAX_DATA_BYTES:
-            raise ValidationFailed.of("data", too_long(MAX_DATA_BYTES))
-        others = sum(one.ended_on is None for one in before.values())
-        more = len(open_) - others
-        if more > 0 and tx.wanted.number_of_owner(known.owner) + more > WANTED_OF_USER:
-            raise ValidationFailed.of("data", TOO_MANY_OF_USER)
-        tx.wanted.put(after[path] for path, one in wish.values.items() if one is not None)
+            rewritten.append(record)
+        if not changed and not rewritten:
+            return
+        _check_room(tx, known.owner, before, after)
+        tx.wanted.put(rewritten)
         tx.tell(WANTED, device)
         if changed:
             if wish.is_noted:
                 note(tx, AuditEvent.WANTED_SET, f"device {known.id}", now_ms=now_ms, fields=",".join(sorted(changed)))
             tell(tx, device, "changed", changed, application_id, now_ms)
         end_in(tx, reached, now_ms)
+
+    @staticmethod
+    def _says_nothing_new(same: WantedRecord, record: WantedRecord, fields: Fields) -> bool:
+        """Whether a rule or scene wants again what it wants already, until much the same time, or what the device has
+        reported since and still reports: a rule may trigger with each message."""
+        if same.value != record.value or same.author != record.author:
+            return False
+        if same.ended_on is None:
+            later = record.expires_on - same.expires_on
+            return 0 <= later <= (record.expires_on - record.since) // _PARTS_OF_A_TIME
+        reported = fields.get(record.field)
+        is_still = reported is not None and is_reached(reported[2], _decode(same.value), record.tolerance)
+        return same.state == WantedState.REACHED and is_still
+
+    async def check_type(self, device_type: DeviceTypeKey) -> None:
+        """End the values of fields that a new Manifest has not, or no longer as settable ones. Raises StoreError."""
+        records = await self._database.read(lambda tx: tx.wanted.open_of_type(device_type))
+        devices = {one.key: one for one in await self._devices.get_all({one.device for one in records})}
+        ends, now_ms = list[WantedEnd](), self._clock.now_ms()
+        for one in records:
+            if (device := devices.get(one.device)) is None:
+                continue
+            field = device.manifest.manifest.field_at(one.field)
+            if field is None or not field.settable:
+                reason = _changed_text(field)
+                ends.append(
+                    WantedEnd(one.device, one.field, one.revision, one.since, WantedState.REFUSED, reason=reason)
+                )
+        for first in range(0, len(ends), _ENDS_AT_ONCE):
+            some = ends[first : first + _ENDS_AT_ONCE]
+            await self._database.write(partial(_end, some, now_ms))
 
     async def withdraw(self, device: Device, *, application_id: str | None) -> None:
         """Nothing is wanted of the device any more."""
@@ -253,6 +289,24 @@ class Wanted:
         return self._following.open_of(device)
 
 
+def _check_room(
+    tx: Transaction, owner: UserKey, before: Mapping[str, WantedRecord], after: Mapping[str, WantedRecord]
+) -> None:
+    """Raises ValidationFailed: there are too many values for a device or a user."""
+    if len(after) > WANTED_FIELDS_MAX:
+        raise ValidationFailed.of("data", too_long(WANTED_FIELDS_MAX))
+    open_ = [one for one in after.values() if one.ended_on is None]
+    if len(document_of(open_)) > MAX_DATA_BYTES:
+        raise ValidationFailed.of("data", too_long(MAX_DATA_BYTES))
+    more = len(open_) - sum(one.ended_on is None for one in before.values())
+    if more > 0 and tx.wanted.number_of_owner(owner) + more > WANTED_OF_USER:
+        raise ValidationFailed.of("data", TOO_MANY_OF_USER)
+
+
+def _end(ends: Sequence[WantedEnd], now_ms: Milliseconds, tx: Transaction) -> None:
+    end_in(tx, ends, now_ms)
+
+
 def _shown(record: WantedRecord, open_: OpenValue | None, fields: Fields | None, device: Device) -> WantedField:
     """`fields`: what the device has reported; None for a caller who may not read that."""
     state, ts, reported = WantedState(record.state), None, None
@@ -274,6 +328,11 @@ def _shown(record: WantedRecord, open_: OpenValue | None, fields: Fields | None,
     )
 
 
+def _changed_text(field: Field | None) -> str:
+    problem = "it has no such field" if field is None else "the field is not settable any more"
+    return f"The device's Manifest has changed: {problem}."
+
+
 def _report(reported: Any) -> str:
     if reported is None:
         return " The device has reported no value of the field."
@@ -291,7 +350,7 @@ def _sentence(record: WantedRecord, state: WantedState, now: str, reached: Any, 
             return record.reason
     field = device.manifest.manifest.field_at(record.field)
     if field is None or not field.settable:
-        return f"The device's Manifest has changed: {NOT_SETTABLE if field else 'it has no such field'}."
+        return _changed_text(field)
     until = f"{now} It is wanted until {_when(record.expires_on)}."
     if record.sent_on is not None:
         return f"The device was given it at {_when(record.sent_on)}, and has not reported it yet.{until}"

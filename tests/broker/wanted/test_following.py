@@ -9,14 +9,15 @@ from trio.testing import wait_all_tasks_blocked
 
 from broker.cluster.kinds import WANTED
 from broker.cluster.news import NewsKind
+from broker.devices.shares import ShareStatus
 from broker.errors import DeviceNotFound, ValidationFailed
 from broker.facts import WantedChanged
 from broker.services import Services
 from broker.wanted import wanted as wanted_module
 from broker.wanted.following import Following
-from broker.wanted.values import WantedState
+from broker.wanted.values import WantedState, read_wanted
 from config.limits import WANTED_FIELDS_MAX
-from storage.database import Database
+from storage.database import Database, Transaction
 from storage.keys import DeviceKey
 from tests.builders import ServicesOpener
 from tests.factories import LIGHT_TYPE, NOW_MS, World, build_world
@@ -153,6 +154,65 @@ async def test_what_a_device_and_a_user_may_have_is_bounded(
         await want(services, world.hall, f1=1)
     assert refused.value.findings[0].field == "data"
     assert await states(services, world.hall) == {"f0": "waiting"}
+
+
+async def test_it_ends_when_a_new_manifest_does_not_have_it_settable(services: Services, world: World) -> None:
+    await settable(services)
+    await want(services, world.kitchen, f0=1, f1=2, f2=3)
+    fields = [FIELDS[0], {**FIELDS[1], "settable": False}]
+    await services.device_types.manifests.upload(LIGHT_TYPE, {"fields": fields}, approve=True)
+    while (
+        len(await stored(services, world.kitchen)) != 3
+        or "refused" not in (await stored(services, world.kitchen)).values()
+    ):
+        await wait_all_tasks_blocked()
+    assert await states(services, world.kitchen) == {"f0": "waiting", "f1": "refused", "f2": "refused"}
+    assert services.wanted.document(world.kitchen) == b'{"data":{"f0":1}}'
+    shown = await services.wanted.show(await services.devices.registry.get(world.kitchen))
+    assert [one.text for one in shown.fields][1:] == [
+        "The device's Manifest has changed: the field is not settable any more.",
+        "The device's Manifest has changed: it has no such field.",
+    ]
+
+
+async def test_the_end_of_a_share_withdraws_what_its_user_wanted_also_by_rules(
+    services: Services, world: World
+) -> None:
+    await settable(services)
+    database, device = services.core.database, await services.devices.registry.get(world.kitchen)
+    before = await services.wanted.before(world.kitchen)
+
+    def put(tx: Transaction) -> None:
+        users = {key: tx.accounts.user(key) for key in (world.ada, world.bob)}
+        manifest = device.manifest.manifest
+        authors = [f"user {one.id}" for one in users.values() if one is not None]
+        rows = [("ada", world.ada), ("bob", world.bob)]
+        for name, key in rows:
+            about = {"id": name, "key": key, "application": 1}
+            tx.connection.execute(
+                "INSERT INTO rule (id, owner, application, scope, name, description, body, enabled, since, created_on,"
+                " modified_on, findings, stop_reason, revision) VALUES (:id, :key, :application, '', '', '', '{}', 0,"
+                " 0, 0, 0, '', '', 1)",
+                about,
+            )
+            tx.connection.execute(
+                'INSERT INTO scene (id, "user", application, name, description, actions, created_on, modified_on)'
+                " VALUES (:id, :key, :application, '', '', '[]', 0, 0)",
+                about,
+            )
+            authors += [f"rule {name}", f"scene {name}"]
+        authors += ["application nobody", "operator 0"]
+        for number, author in enumerate(authors):
+            values = read_wanted(b'{"f%d":1}' % number, manifest)
+            services.wanted.put_in(tx, wanted_module.Wish(device, values, 60, author, before))
+
+    await database.write(put)
+    share = await services.devices.shares.offer(device, email="bob@example.org")
+    await services.devices.shares.answer(share.id, world.bob, ShareStatus.ACCEPTED)
+    await services.devices.shares.remove(share.id)
+    records = await database.read(lambda tx: tx.wanted.of_device(world.kitchen))
+    ada = await services.accounts.users.named("ada@example.org")
+    assert {one.author for one in records} == {f"user {ada.id}", "rule ada", "scene ada", "operator 0"}
 
 
 async def test_it_ends_with_the_owner(services: Services, world: World) -> None:

@@ -1,7 +1,7 @@
 """Rules and scenes want values of devices (reference 12.5, 12.11)."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import pytest
@@ -13,6 +13,7 @@ from broker.scenes.actions import read_actions
 from broker.services import Services
 from broker.wanted.wanted import WantedField
 from config.limits import WANTED_SECONDS_MAX
+from storage.wanted import WantedRecord, WantedStore
 from tests.broker.rules.home import Home, body, when
 from tests.factories import BOBS, HALL, KITCHEN, LIGHT_TYPE, World
 from tests.rows import each_row
@@ -54,6 +55,32 @@ async def test_a_rule_wants_values_and_each_change_of_them(home: Home) -> None:
         "intensity": "reached",
         "fan.speed": "waiting",
     }
+
+
+async def test_a_rule_that_wants_the_same_again_writes_nothing(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = list[int]()
+    put = WantedStore.put
+
+    def noting(store: WantedStore, records: Iterable[WantedRecord]) -> None:
+        some = list(records)
+        written.append(len(some))
+        put(store, some)
+
+    monkeypatch.setattr(WantedStore, "put", noting)
+    await home.rule(body(when("state", "=", True), {**WANT, "expiresAfter": 600}))
+    for _ in range(3):
+        await home.says({"state": True})
+        await home.says({"state": False})
+    assert written == [1]
+    await home.says({"intensity": 40}, HALL)  # reached
+    await home.services.wanted.step()
+    await home.says({"state": True})
+    await home.says({"state": False})
+    assert written == [1]
+    await home.says({"intensity": 41}, HALL)  # somebody turned it
+    await home.says({"state": True})
+    assert written == [1, 1]
+    assert {one.state for one in (await wanted(home)).values()} == {"waiting"}
 
 
 async def test_a_rule_notes_why_it_could_not(home: Home) -> None:

@@ -172,6 +172,31 @@ async def test_a_device_registers_and_speaks(peers: Peers, services: Services, w
     assert (found[0].sdid, found[0].data, found[0].ts) == (KITCHEN, '{"state":true}', NOW_MS - 5)
 
 
+async def test_a_device_is_given_what_is_wanted_when_it_registers_and_with_each_change(
+    peers: Peers, services: Services, world: World
+) -> None:
+    fields = [{"name": name, "valueClass": "Integer", "settable": True} for name in ("speed", "level")]
+    await services.device_types.manifests.upload(LIGHT_TYPE, {"fields": fields}, approve=True)
+    kitchen = await services.devices.registry.get(world.kitchen)
+
+    async def want(data: bytes) -> dict[str, str]:
+        view = await services.wanted.put(kitchen, data, expires_after=60, application_id=None)
+        return {one.field: str(one.state) for one in view.fields}
+
+    await want(b'{"speed":3}')
+    socket = await peers.connect(WITH_ACK)
+    await register(socket, KITCHEN, KITCHEN_TOKEN)
+    assert await said(socket) == {"type": "wanted", "ddid": KITCHEN, "data": {"speed": 3}}
+    await want(b'{"level":4}')
+    assert await said(socket) == {"type": "wanted", "ddid": KITCHEN, "data": {"level": 4, "speed": 3}}
+    await services.wanted.step()
+    assert await want(b'{"speed":null}') == {"level": "sent"}
+    assert await said(socket) == {"type": "wanted", "ddid": KITCHEN, "data": {"level": 4}}
+    await say(socket, sdid=KITCHEN, data={"level": 4})
+    frames = [await said(socket) for _ in range(2)]  # the value is reached, and the message acknowledged
+    assert {"type": "wanted", "ddid": KITCHEN, "data": {}} in frames
+
+
 @pytest.mark.usefixtures("positions_jump")
 async def test_mids_are_those_of_the_positions_that_the_commit_gives(
     peers: Peers, services: Services, world: World
