@@ -25,6 +25,7 @@ from config.settings import (
     Address,
     Coap,
     ConsoleSettings,
+    HomeAssistant,
     Http,
     Log,
     Lwm2m,
@@ -137,6 +138,7 @@ def demo(
         mqtt=Mqtt(bind=Address(_HOST, _port(ctx, "mqtt_port", mqtt_port)), topics="open", persistent_sessions="on"),
         coap=Coap(bind=Address(_HOST, _port(ctx, "coap_port", coap_port, socket.SOCK_DGRAM))),
         lwm2m=Lwm2m(dtls_bind=Address(_HOST, _port(ctx, "lwm2m_port", lwm2m_port, socket.SOCK_DGRAM))),
+        home_assistant=(HomeAssistant(_ADMINISTRATOR),),
         outbound=Outbound(allow_private_addresses=True),  # for callbacks on this machine
         console=ConsoleSettings(operators=(_ADMINISTRATOR,)),
         mcp=Mcp("act"),
@@ -438,6 +440,11 @@ def _introduction(
         if "lwm2m_dtls" in addresses
         else []
     )
+    if settings.home_assistant:  # not with several nodes: open topics are in the memory of one
+        offering.append(
+            f"  Home      Home Assistant finds all devices: integration MQTT, broker {mqtt.host}, port {mqtt.port},"
+            " DEVICE below as user, DEVICE_TOKEN as password"
+        )
     lwm2m = f"   LWM2M (DTLS) {addresses['lwm2m_dtls']}" if "lwm2m_dtls" in addresses else ""
     simulated = ", ".join(device.name for device in _DEVICES if _LISTENERS.get(device.protocol or "", "") in addresses)
     own = " and ".join(device.name for device in _DEVICES if device.protocol is None)
