@@ -19,6 +19,7 @@ from broker.clock import Clock
 from broker.device_types.catalog import DeviceType, DeviceTypes
 from broker.devices.device_tokens import DeviceTokens
 from broker.devices.inventory import NewDevice, add_in, name_findings
+from broker.devices.registry import Device
 from broker.devices.transfers import SAME_ID, STILL_LINKED, hand_over
 from broker.errors import (
     Conflict,
@@ -48,11 +49,13 @@ _FINDINGS_MAX: Final = 50
 NO_LABEL: Final = "There is no such label. Check the code for mistakes."
 _DELETED: Final = "The device of this label was deleted. Ask whoever gave it to you."
 _CLAIMED: Final = "This label was used on {day}: its device has an owner. Only its owner can hand it over."
+_REPLACED: Final = "A new label was made for its device on {day}: this one is of no use any more."
+NOT_CLAIMABLE: Final = "device {id} has no label that can be claimed: it was not imported, or has another owner already"
 _GIVEN: Final = "The device of this label has been given to somebody in another way."
 
 
 class ImportedDevice(msgspec.Struct, frozen=True):
-    """A device of an import, with its secrets. `code` is that of its label."""
+    """A device of an import, with its secrets. `code` is that of its label. `token`: empty where only that is new."""
 
     id: str
     name: str
@@ -146,6 +149,28 @@ class Labels:
             return None
         return _Line(number, values["name"], type_, values["id"], values["vdid"] or None, values["token"] or new_id())
 
+    async def renew(self, devices: Sequence[Device]) -> list[ImportedDevice]:
+        """Make new labels for devices that nobody has claimed yet, all or none; the former ones are of no use any more.
+
+        Raises Conflict: a device has no label that can be claimed.
+        """
+        now_ms = self._clock.now_ms()
+        codes = {one.key: _new_code() for one in devices}
+
+        def work(tx: Transaction) -> list[ImportedDevice]:
+            made = list[ImportedDevice]()
+            for device in devices:
+                known = tx.devices.device(device.key)
+                if known is None or not tx.labels.replace(device.key, now_ms=now_ms):
+                    raise Conflict(NOT_CLAIMABLE.format(id=device.id))
+                code, unique_name = codes[device.key], device.type.record.unique_name
+                tx.labels.add([LabelRecord(code_hash(code), device.key, now_ms, is_open=True, claimed_on=None)])
+                note(tx, AuditEvent.LABEL_RENEWED, f"device {known.id}", now_ms=now_ms)
+                made.append(ImportedDevice(known.id, known.name, unique_name, "", code))
+            return made
+
+        return await self._database.write(work)
+
     # Claiming
 
     async def find(self, code: str, user: UserRecord) -> LabelledDevice:
@@ -194,6 +219,8 @@ def _claimable(tx: Transaction, code: str, user: UserKey) -> tuple[LabelRecord, 
         raise LabelOver(_DELETED)
     is_own = known.owner == user and label.claimed_on is not None
     if not label.is_open and not is_own:
+        if label.replaced_on is not None:
+            raise LabelOver(_REPLACED.format(day=_day(label.replaced_on)))
         raise LabelOver(_GIVEN if label.claimed_on is None else _CLAIMED.format(day=_day(label.claimed_on)))
     return label, known, LabelledDevice(known.id, known.name, type_.name, is_own)
 

@@ -43,6 +43,7 @@ class AuditEvent(StrEnum):
     APPLICATION_DELETED = "application_deleted"
     DEVICES_IMPORTED = "devices_imported"
     DEVICE_CLAIMED = "device_claimed"
+    LABEL_RENEWED = "label_renewed"
     WANTED_SET = "wanted_set"
     WANTED_WITHDRAWN = "wanted_withdrawn"
     DEVICE_TYPE_CREATED = "device_type_created"

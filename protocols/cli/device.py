@@ -3,7 +3,7 @@
 import csv
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -108,10 +108,35 @@ def import_devices(
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise CommandError(f"{file} cannot be read: {error}", 2) from error
+    arguments = {"text": text, "owner": owner, "accounts": accounts_url}
+    _print_labels(
+        labels, lambda: administer(config, "device import", arguments, list[ImportedLine], about=file), as_json
+    )
+
+
+@device.command("labels")
+@click.argument("names", metavar="DEVICE...", nargs=-1, required=True)
+@click.option(
+    "--labels", type=click.Path(dir_okay=False, path_type=Path), help="Write a sheet of labels with QR codes, as SVG."
+)
+@click.option("--accounts-url", help="Where people sign in, for the links of the labels; by default as in mails.")
+@json_option
+@config_option
+def new_labels(
+    names: tuple[str, ...], labels: Path | None, accounts_url: str | None, as_json: bool, config: Path | None
+) -> None:
+    """Make new labels for imported devices that nobody has claimed. Their former labels are of no use any more.
+
+    Prints them as CSV; the tokens of the devices stay as they are.
+    """
+    arguments = {"devices": list(names), "accounts": accounts_url}
+    _print_labels(labels, lambda: administer(config, "device labels", arguments, list[ImportedLine]), as_json)
+
+
+def _print_labels(labels: Path | None, make: Callable[[], list[ImportedLine]], as_json: bool) -> None:
     problem: OSError | None = None
     with _made(labels) as sheet:
-        arguments = {"text": text, "owner": owner, "accounts": accounts_url}
-        found = administer(config, "device import", arguments, list[ImportedLine], about=file)
+        found = make()
         if sheet is not None:
             try:
                 sheet.write(label_sheet(found))

@@ -1,13 +1,15 @@
 """Commands of the control socket about devices. `trunkline device` sends them."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any
 
 import msgspec
 
 from broker.devices.inventory import DeviceChanges
+from broker.devices.labels import ImportedDevice
 from broker.devices.registry import Device
+from config.limits import IMPORT_DEVICES_MAX
 from protocols.control.lines import LIST_MAX, DeviceLine, ImportedLine
 from protocols.control.naming import device_called, named
 from protocols.control.rooms import ControlRooms
@@ -87,7 +89,22 @@ async def _import(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
     with named("user", wanted.owner):
         owner = await rooms.accounts.users.named(wanted.owner)
     made = await rooms.devices.labels.import_devices(wanted.text, owner)
-    root = (wanted.accounts or rooms.core.site.mailed_accounts_url).rstrip("/")
+    return _lines_of_labels(rooms, made, wanted.accounts)
+
+
+class _Labels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    devices: Annotated[list[str], msgspec.Meta(min_length=1, max_length=IMPORT_DEVICES_MAX)]  # ids or names
+    accounts: str | None = None
+
+
+async def _labels(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
+    wanted = msgspec.convert(arguments, _Labels)
+    devices = {one.key: one for one in [await device_called(rooms, name) for name in wanted.devices]}
+    return _lines_of_labels(rooms, await rooms.devices.labels.renew(list(devices.values())), wanted.accounts)
+
+
+def _lines_of_labels(rooms: ControlRooms, made: Sequence[ImportedDevice], accounts: str | None) -> list[ImportedLine]:
+    root = (accounts or rooms.core.site.mailed_accounts_url).rstrip("/")
     return [
         ImportedLine(one.id, one.name, one.type, one.token, one.code, f"{root}/accept/label?code={one.code}")
         for one in made
@@ -103,4 +120,5 @@ DEVICE_COMMANDS: Mapping[str, Callable[[ControlRooms, Mapping[str, Any]], Awaita
     "device enable": partial(_switch, True),
     "device delete": _delete,
     "device import": _import,
+    "device labels": _labels,
 }

@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from broker.devices.labels import ImportedDevice, LabelOver, NoSuchLabel
-from broker.errors import TooManyAttempts, ValidationFailed
+from broker.errors import Conflict, TooManyAttempts, ValidationFailed
 from broker.facts import DeviceHandedOver, DeviceTakenOver
 from broker.services import Services
 from config.limits import IMPORT_DEVICES_MAX, LABEL_MISSES
@@ -58,6 +58,24 @@ async def test_an_imported_device_is_the_importers_until_it_is_claimed(
         await services.devices.labels.claim(first.code, ada)
     assert device.owner == bob.key
     assert (await services.devices.labels.claim(second.code, ada)).id == second.id, "the importer may use one, too"
+
+
+async def test_a_lost_label_is_made_again_with_a_new_code(services: Services, ada: UserRecord, bob: UserRecord) -> None:
+    labels, registry = services.devices.labels, services.devices.registry
+    made = await imported(services, ada, FILE.replace("Lamp <1>", "Lamp 1"))
+    devices = [await registry.find(one.id) for one in made]
+    again = await labels.renew(devices)
+    assert [(one.id, one.name, one.token) for one in again] == [(one.id, one.name, "") for one in made]
+    with pytest.raises(LabelOver, match=r"A new label was made for its device on 2025-10-09"):
+        await labels.claim(made[0].code, bob)
+    assert (await registry.by_token(made[0].token))[0] is devices[0], "the token in the device stays"
+    assert (await labels.claim(again[0].code, bob)).id == made[0].id
+    # Of a device with another owner there is none, and then none of any: the second one's label is as it was.
+    with pytest.raises(Conflict, match=made[0].id):
+        await labels.renew([devices[1], devices[0]])
+    with pytest.raises(Conflict, match=KITCHEN):
+        await labels.renew([await registry.find(KITCHEN)])
+    assert (await labels.claim(again[1].code, bob)).id == made[1].id
 
 
 async def test_of_two_who_claim_at_once_one_gets_the_device(

@@ -148,6 +148,23 @@ def test_devices_are_imported_with_labels_or_not_at_all(config: Path, tmp_path: 
     assert run(config, *arguments).exit_code == 2, "a sheet is not overwritten: its codes are the only ones"
 
 
+def test_lost_labels_are_made_again(config: Path, tmp_path: Path) -> None:
+    file, sheet = tmp_path / "devices.csv", tmp_path / "again.svg"
+    file.write_text("name,type\nLamp 1,example.light\nLamp 2,example.light\n", encoding="utf-8")
+    made = run(config, "device", "import", str(file), "--owner", ADA_EMAIL, "--json")
+    again = run(config, "device", "labels", "Lamp 1", "Lamp 2", "--labels", str(sheet), "--json")
+    assert (made.exit_code, again.exit_code) == (0, 0)
+    before, after = (
+        {one["id"]: one["code"] for one in map(json.loads, done.stdout.splitlines())} for done in (made, again)
+    )
+    assert before.keys() == after.keys()
+    assert not set(before.values()) & set(after.values())
+    assert all(code[:4] in sheet.read_text(encoding="utf-8") for code in after.values())
+    refused = run(config, "device", "labels", "Light 0")
+    assert refused.exit_code == 1
+    assert "has no label that can be claimed" in refused.stderr
+
+
 def test_devices_that_are_made_keep_their_labels_when_the_disk_is_full(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,6 +258,7 @@ NOBODY: Mapping[str, tuple[Mapping[str, object], str]] = {
     },
     "found list": ({"owner": "Nobody"}, "there is no user 'Nobody'"),
     **{f"found {verb}": ({"found": "Nobody"}, "there is no found device 'Nobody'") for verb in ("accept", "ignore")},
+    "device labels": ({"devices": ["Nobody"]}, "there is no device 'Nobody'"),
     "device import": ({"text": "name,type\n", "owner": "Nobody"}, "there is no user 'Nobody'"),
     "device list": ({"owner": "Nobody"}, "there is no user 'Nobody'"),
     **{
