@@ -1,6 +1,7 @@
 """The main ways through the console, as a person goes them."""
 
 import ast
+import json
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 
 from tests.browser import ARROW_LEFT, Chromium
 from tests.daemon import DEMO_ON_ANY_PORT, LIGHT_TYPE, device_id, device_token
+from tests.e2e.console.board_programs import output_of
 from tests.e2e.console.user import User
 from tests.e2e.console.world import BOARD, BOB_EMAIL, Site
 from tests.programs import require_dtls, require_program
@@ -104,8 +106,9 @@ def test_every_line_that_a_page_shows_works_when_it_is_pasted(ada: User, site: S
 
 
 def test_a_page_has_programs_for_boards_filled_in(ada: User, site: Site, tmp_path: Path) -> None:
-    """That for Node.js runs. That for MicroPython is read by Python's parser; those in C need the headers of their
-    systems, so that only what is filled in is looked at."""
+    """That for Node.js runs. That for MicroPython is read by Python's parser. Those in C are compiled against
+    declarations that stand in for their systems (board_programs.py says what that shows), and run to their first
+    message."""
     node, did, token = require_program("node"), device_id(7), device_token(7)
     ada.open(f"/devices/{did}")
     ada.click("Show me the line")
@@ -131,9 +134,16 @@ def test_a_page_has_programs_for_boards_filled_in(ada: User, site: Site, tmp_pat
     program = ast.parse(found["MicroPython"])
     texts = {one.value for one in ast.walk(program) if isinstance(one, ast.Constant)}
     assert {did, token, "intensity", "/v1.1/wanted/"} <= texts
-    assert f'#define DEVICE "{did}"' in found["ESP-IDF"]
-    assert '"{\\"state\\":true,\\"intensity\\":21,' in found["ESP-IDF"]
-    assert '"{\\"data\\":{\\"state\\":true,' in found["Zephyr"]
+    *about, topic, payload = output_of(found["ESP-IDF"], "ESP-IDF", tmp_path / "esp")
+    host, port = site.daemon.host_port("mqtt")
+    actions, wishes = f"/v1.1/actions/{did} 0", f"/v1.1/wanted/{did} 0"
+    assert about == [f"mqtt://{host}:{port}", did, did, token, actions, wishes]
+    assert topic == f"/v1.1/messages/{did} 0 1 0"
+    assert json.loads(payload).items() >= {"state": True, "intensity": 21}.items()
+    *path, kind, body = output_of(found["Zephyr"], "Zephyr", tmp_path / "zephyr")
+    assert path[1:] == ["11 v1.1", "11 messages", f"11 {token}"]
+    assert kind == "12 50"  # JSON
+    assert json.loads(body) == {"data": json.loads(payload)}
 
 
 def test_an_update_waits_for_the_owner(ada: User, site: Site, program: Path) -> None:
