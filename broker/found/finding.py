@@ -539,6 +539,7 @@ class DeviceFinder:
             if clients.get(former.device.key) is not former:
                 former.room.set()  # nothing waits for it any more
         self._clients = clients
+        self._space.prepare_with(self, is_on=bool(clients))
         self._ready |= ready
         self._index()
         for client in new:

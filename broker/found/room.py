@@ -47,7 +47,6 @@ async def open_found(
         FoundCommands(core.database, topics.space, device_sessions.all, core.clock),
     )
     topics.space.hear(finder.hear)
-    topics.space.preparers += (finder,)
     core.life.worker("found devices", finder.run_forever, statistics=finder.statistics)
     core.life.worker("found commands", finder.commands.run_forever)
     return FoundRoom(finder)

@@ -40,7 +40,7 @@ async def open_topic_devices(
     )
     if topics.space is not None and any(not one.is_hook for one in entries):
         topics.space.hear(intake.hear)
-        topics.space.preparers += (intake,)
+        topics.space.prepare_with(intake)
     if entries:
         await intake.look_up()  # before wills of an earlier daemon are published
     core.life.worker("topic devices", intake.run_forever, statistics=intake.statistics)

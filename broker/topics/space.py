@@ -177,7 +177,7 @@ class TopicSpace:
         self._messages = self._deliveries = 0
         self._paces: dict[DeviceKey, Pace] = {}
         self._hearers: list[Hearer] = []
-        #: Asked by who publishes for a device, before each message.
+        #: Asked by who publishes for a device, before each message; see `prepare_with`.
         self.preparers: tuple[Preparer, ...] = ()
         sessions.on_end(self.forget)
 
@@ -204,6 +204,11 @@ class TopicSpace:
     def hear(self, hearer: Hearer) -> None:
         """Call `hearer` with the messages of devices, before anybody gets them."""
         self._hearers.append(hearer)
+
+    def prepare_with(self, preparer: Preparer, *, is_on: bool = True) -> None:
+        """Ask, or ask no longer: without anybody to ask a message costs nothing more."""
+        others = tuple(one for one in self.preparers if one is not preparer)
+        self.preparers = (*others, preparer) if is_on else others
 
     def unready(self, topic: bytes, payload: bytes, source: DeviceKey, owner: UserKey) -> Preparer | None:
         """The first preparer that is not ready for a message: `make_ready` is to be awaited before it is published."""
