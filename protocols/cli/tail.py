@@ -31,6 +31,7 @@ _TRAIL_VALUES = 40
 _FIRST_WAIT_SECONDS = 1.0
 _LONGEST_WAIT_SECONDS = 60.0
 _SERVER_ERROR = 500
+_NO_MESSAGES = frozenset({"ping", "position", "gap"})
 _LOST = (ConnectionClosed, OSError, HandshakeError)
 _LineOf = Callable[[str | bytes], str | bytes | None]  # None for a frame that is not shown
 
@@ -44,8 +45,8 @@ def tail(url: str, field: str | None, count: int | None, cafile: Path | None) ->
     """Print each message of the live feed as it is stored, one line of JSON each.
 
     A user, application or device token is read from the environment variable TRUNKLINE_TOKEN. Filters such as
-    `?sdids=…` belong to the URL. When the connection is lost, it is made again: messages stored in between are not
-    shown, and `trunkline history` has them.
+    `?sdids=…`, and `after=<mid>` or `since=<ms>` to begin in the past, belong to the URL. When the connection is lost,
+    it is made again, and goes on behind the last message.
     """
     token = os.environ.get("TRUNKLINE_TOKEN")
     if not token:
@@ -66,13 +67,19 @@ class _Printer:
     def __init__(self, line_of: _LineOf, count: int | None) -> None:
         self._line_of = line_of
         self._left = count
+        #: The mid of the latest message; empty before the first one.
+        self.last = ""
 
     @property
     def is_finished(self) -> bool:
         return self._left == 0
 
     def show(self, frame: str | bytes) -> None:
-        if msgspec.json.decode(frame, type=_Kind).type == "ping" or (line := self._line_of(frame)) is None:
+        kind = msgspec.json.decode(frame, type=_Kind)
+        self.last = kind.mid or self.last
+        if kind.type == "gap":
+            click.echo("trunkline: retention has deleted messages that would come here", err=True)
+        if kind.type in _NO_MESSAGES or (line := self._line_of(frame)) is None:
             return
         try:
             click.echo(line)
@@ -95,7 +102,7 @@ async def _print_forever(url: str, token: str, printer: _Printer, trust: ssl.SSL
     wait: float | None = None  # None: it has not been open yet, so an error is the caller's to correct
     while not printer.is_finished:
         try:
-            async with _feed(url, token, trust) as socket:
+            async with _feed(_behind(url, printer.last), token, trust) as socket:
                 wait = _FIRST_WAIT_SECONDS
                 while not printer.is_finished:
                     printer.show(await socket.get_message())
@@ -107,6 +114,15 @@ async def _print_forever(url: str, token: str, printer: _Printer, trust: ssl.SSL
             click.echo(f"trunkline: {_explained(lost)}; connecting again in {wait:g} s", err=True)
             await trio.sleep(wait)
             wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
+
+
+def _behind(url: str, mid: str) -> str:
+    """The address of a feed that goes on behind a mid, if there is one."""
+    if not mid:
+        return url
+    parts = urlsplit(url)
+    kept = [one for one in parts.query.split("&") if one and one.partition("=")[0] not in {"after", "since"}]
+    return parts._replace(query="&".join([*kept, f"after={mid}"])).geturl()
 
 
 @asynccontextmanager
@@ -162,6 +178,7 @@ class Trails:
 
 class _Kind(msgspec.Struct):
     type: str = ""
+    mid: str = ""
 
 
 def _explained(error: BaseException) -> str | None:

@@ -107,6 +107,35 @@ async def test_a_lost_feed_is_opened_again_until_it_is_refused(
     assert err.count("connecting again") == 2
 
 
+async def test_a_feed_goes_on_behind_the_last_message(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tail, "_FIRST_WAIT_SECONDS", 0.0)
+    paths: list[str] = []
+
+    async def serve(request: WebSocketRequest) -> None:
+        paths.append(request.path)
+        if len(paths) == 3:
+            await request.reject(401)
+            return
+        socket = await request.accept()
+        number = len(paths)
+        for told in ({"type": "gap"}, {"mid": f"m{number}", "n": number}, {"type": "position", "mid": f"p{number}"}):
+            await socket.send_message(json.dumps(told))
+        await socket.aclose(1001, "going away")
+
+    async with trio.open_nursery() as nursery:
+        server = await nursery.start(serve_websocket, serve, "127.0.0.1", 0, None)
+        url = f"ws://127.0.0.1:{server.port}/live?since=1&sdids=a"
+        with pytest.RaisesGroup(ConnectionRejected, allow_unwrapped=True, flatten_subgroups=True):
+            await _print_forever(url, "t", _Printer(lambda line: line, None), ssl.create_default_context())
+        nursery.cancel_scope.cancel()
+    assert paths == ["/live?since=1&sdids=a", "/live?sdids=a&after=p1", "/live?sdids=a&after=p2"]
+    out, err = capsys.readouterr()
+    assert [json.loads(line)["mid"] for line in out.splitlines()] == ["m1", "m2"]
+    assert err.count("retention has deleted") == 2
+
+
 def test_a_feed_that_was_never_open_ends_the_command() -> None:
     for url in ("ws://127.0.0.1:1/", "http://127.0.0.1:1/"):
         done = CliRunner().invoke(main, ["tail", "--live", url], env={"TRUNKLINE_TOKEN": "t"})
