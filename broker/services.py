@@ -13,6 +13,7 @@ from broker.alarms.room import AlarmsRoom, open_alarms
 from broker.alarms.ways import AlarmWays
 from broker.assistants.room import open_assistants
 from broker.assistants.tool_calls import ToolCalls
+from broker.boards.room import BoardsRoom, open_boards
 from broker.clock import Clock
 from broker.cluster.facts import FactLog
 from broker.cluster.leases import LeaseName, Leases
@@ -93,6 +94,7 @@ class Services(msgspec.Struct, frozen=True):
     connectors: Connectors
     device_management: DeviceManagementRoom
     scenes: ScenesRoom
+    boards: BoardsRoom
     models: ModelsRoom
     alarms: AlarmsRoom
     rules: RulesRoom
@@ -305,6 +307,7 @@ async def _open_rooms(
         connectors=connectors,
         device_management=device_management,
         scenes=scenes,
+        boards=open_boards(core, accounts, devices, messages),
         models=models,
         alarms=alarms,
         rules=rules,

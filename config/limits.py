@@ -313,6 +313,15 @@ ORGANIZATIONS_SHOWN: Final = 1_000
 NAMES_ASKED: Final = 100  # ids in one question for names
 SCENE_MESSAGES_MAX: Final = 1_000  # Action messages of one activation
 
+BOARDS_OF_USER: Final = 10  # reference 12.14
+BOARD_TILES_MAX: Final = 100
+BOARD_BODY_BYTES: Final = 128 * 1024  # 100 tiles with parameters, in indented lines
+BOARD_FIELD_MAX_CHARACTERS: Final = 256
+BOARD_PARAMETERS_BYTES: Final = 1_024  # of the Action of one tile
+BOARD_CHARTS_KEPT: Final = 1_000  # charts of read-only links whose points are kept in memory for half a minute
+BOARD_LINK_MISSES: Final = 20  # wrong secrets from one address
+BOARD_LINK_WINDOW_SECONDS: Final = 300
+
 MODELS_OF_USER: Final = 20  # reference 12.6
 MODELS_OF_RULES: Final = 200  # of one user's rules
 MODEL_SOURCES_MAX: Final = 20

@@ -57,6 +57,8 @@ PARTS: Final[Mapping[str, str]] = {
     "rules": "SELECT r.id, r.name, r.description, APPLICATION(r), r.scope, r.body, r.enabled,"
     " r.created_on, r.modified_on, r.invalidated_on, r.stopped_on, r.stop_reason FROM rule AS r WHERE r.owner = :user"
     " ORDER BY r.key",
+    "boards": "SELECT b.id, b.name, b.tiles, b.created_on, b.modified_on, b.link_made_on, b.link_expires_on"
+    " FROM board AS b WHERE b.user = :user ORDER BY b.key",
     "scenes": "SELECT s.id, s.name, s.description, APPLICATION(s), s.actions, s.created_on, s.modified_on"
     " FROM scene AS s WHERE s.user = :user ORDER BY s.key",
     "models": "SELECT m.id, m.type, m.definition, APPLICATION(m), m.status, m.reason, m.created_on,"

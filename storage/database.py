@@ -27,6 +27,7 @@ from storage.archives import UserArchiveStore
 from storage.audit import AuditStore
 from storage.authorizations import AuthorizationStore
 from storage.ballast import Ballast, makes_room
+from storage.boards import BoardStore
 from storage.claims import ClaimStore
 from storage.codes import CodeStore
 from storage.commit_delay import CommitDelay
@@ -185,6 +186,7 @@ class Transaction:
         self.retention = RetentionStore(connection)
         self.removal = RemovalStore(connection)
         self.scenes = SceneStore(connection)
+        self.boards = BoardStore(connection)
         self.second_factors = SecondFactorStore(connection)
         self.sessions = SessionStore(connection)
         self.models = ModelStore(connection)

@@ -42,6 +42,7 @@ OWN_ROWS: Final = (
     ("alarm_notice", "user"),
     ("alarm_telling", "user"),
     ("export", "user"),
+    ("board", "user"),
 )
 #: Rows that stay, without the user.
 ANONYMOUS: Final = (("payment", "user"), ("registration", "user"), ("device_type", "owner"))

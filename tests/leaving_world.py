@@ -102,6 +102,8 @@ class Life:
         text = "Quillfeather's own"
         rule = {"name": text, "description": text, "rule": {"if": {"and": [warm]}, "then": [on]}}
         await self.call("POST", "/rules", json=rule)
+        tile = {"kind": "value", "title": text, "did": HER_LIGHT, "field": "temperature"}
+        await self.call("POST", f"/users/{ZOE}/boards", json={"name": text, "tiles": [tile]})
         await self.call("POST", "/scenes", json={"name": text, "description": text, "actions": [on]})
         await self.call(
             "POST",

@@ -126,7 +126,7 @@ PLACES: Final[Mapping[str, tuple[str, ...]]] = {
         "ProvisionedElsewhere._read _waiting",
     ),
     "Each key is put in once, and only this task takes it out": ("ConnectionClaims.end_again _left",),
-    "What is forgotten is read again": ("Signers._client_secret _clients",),
+    "What is forgotten is read again": ("Signers._client_secret _clients", "Kiosk._points _charts"),
     "The next commit begins here, after the one that was awaited": ("Database._commit_open_group _ahead",),
     "No more is read of the connection until it is done": (
         "DeviceStream.work _asked",

@@ -74,7 +74,9 @@ def build_app(services: Services, *, is_secure: bool = False, vitals: Vitals | N
             from protocols.http.mcp.serving import mcp_blueprint  # noqa: PLC0415 - most daemons do not need it
 
             app.register_blueprint(mcp_blueprint(services, dispatcher.fast, guard))
-        app.register_blueprint(console_blueprint(services.accounts, browsers, site, settings, services.found))
+        app.register_blueprint(
+            console_blueprint(services.accounts, browsers, site, settings, services.found, services.boards)
+        )
     app.register_blueprint(docs_blueprint(site))
     app.register_blueprint(health_blueprint(vitals or Vitals(services.core)))
     return app

@@ -11,6 +11,7 @@ from werkzeug.exceptions import NotFound
 from broker.accounts.open_sessions import shown_session_id
 from broker.accounts.room import AccountsRoom
 from broker.accounts.sessions import Session
+from broker.boards.room import BoardsRoom
 from broker.found.room import FoundRoom
 from broker.ids import is_device_type_id, is_id
 from broker.secrets import token_hash
@@ -24,6 +25,7 @@ from protocols.http.accounts.pages import pages_blueprint, redirect
 from protocols.http.answers import REST_ROOT
 from protocols.http.console.connecting import Connecting
 from protocols.http.console.doors import HOME, PROOF, add_doors, sign_in_address
+from protocols.http.console.kiosk import add_kiosk
 from protocols.http.console.static_files import StaticFiles
 from protocols.http.templates import templates_of
 from protocols.http.texts import language
@@ -48,6 +50,7 @@ class Page(msgspec.Struct, frozen=True):
 #: Path and text of each link of the navigation, by place.
 _NAVIGATION: Final = {
     "devices": (HOME, "Devices"),
+    "board": (f"{HOME}/board", "Board"),
     "rules": (f"{HOME}/rules", "Rules"),
     "scenes": (f"{HOME}/scenes", "Scenes"),
     "exports": (f"{HOME}/exports", "Exports"),
@@ -56,6 +59,7 @@ _NAVIGATION: Final = {
 PAGES: Final = (
     Page("", "devices.html", "devices"),
     Page("/devices/new", "new_device.html", "devices"),
+    Page("/board", "board.html", "board"),
     Page("/rules", "rules.html", "rules"),
     Page("/rules/new", "rule.html", "rules"),
     Page("/scenes", "scenes.html", "scenes"),
@@ -133,7 +137,7 @@ DASHBOARDS: Final = (
 
 
 def console_blueprint(
-    accounts: AccountsRoom, browsers: Browsers, site: Site, settings: Settings, found: FoundRoom
+    accounts: AccountsRoom, browsers: Browsers, site: Site, settings: Settings, found: FoundRoom, boards: BoardsRoom
 ) -> Blueprint:
     routes = pages_blueprint("console")
     static = StaticFiles()
@@ -149,6 +153,13 @@ def console_blueprint(
 
     for page in DASHBOARDS:
         routes.add_url_rule(page.path, page.path, _serving(partial(pages.show, page, connecting)))
+
+    add_kiosk(routes, boards.kiosk)
+
+    @routes.get(f"{HOME}/kiosk")
+    async def kiosk() -> Response:
+        """The page of a read-only link: the same for everybody, since no server learns the secret from its address."""
+        return pages.for_everybody("kiosk.html")
 
     @routes.get(f"{HOME}/applications")
     async def applications() -> Response:
@@ -203,6 +214,12 @@ class _Pages:
             values |= {"account": await facts_of(self._rooms, session), "languages": LANGUAGES}
         return self._render(page, session, values)
 
+    def for_everybody(self, template: str) -> Response:
+        """A page without a session."""
+        shown = language()
+        values = {"static": self._static.root, "accounts": self._accounts, "texts": self._static.texts(shown)}
+        return self._answer(_templates.get_template(template).render(values))
+
     def _render(self, page: Page, session: Session, values: dict[str, object]) -> Response:
         text = _templates.get_template(page.template).render(
             values,
@@ -219,6 +236,9 @@ class _Pages:
             area=page.area,
             page=page,
         )
+        return self._answer(text)
+
+    def _answer(self, text: str) -> Response:
         answer = Response(text, content_type="text/html; charset=utf-8")
         answer.headers["Content-Security-Policy"] = _POLICY
         return answer

@@ -10,6 +10,7 @@ from protocols.http.rest.alarms import AlarmCalls
 from protocols.http.rest.analytics import AnalyticsCalls
 from protocols.http.rest.approved_lists import ApprovedListCalls
 from protocols.http.rest.batches import BatchCalls
+from protocols.http.rest.boards import BoardCalls
 from protocols.http.rest.connectors import ConnectorCalls
 from protocols.http.rest.developer import DeveloperCalls
 from protocols.http.rest.developer_applications import DeveloperApplicationCalls
@@ -88,6 +89,7 @@ NOUNS: Final[tuple[type[RestCalls], ...]] = (
     AlarmCalls,
     AlarmTellingCalls,
     SceneCalls,
+    BoardCalls,
     ModelCalls,
     TrialCalls,
     TrialTypeCalls,

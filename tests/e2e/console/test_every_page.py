@@ -30,6 +30,7 @@ VISITS: Final[Mapping[str, Mapping[str, str]]] = {
         "/console/devices/{gone}": "No such device",
         "/console/devices/{shared}": "Leave",
     },
+    "/console/board": {"/console/board": "Make a board"},
     "/console/rules": {"/console/rules": "Of the dashboard"},
     "/console/rules/new": {"/console/rules/new": "Add a mail"},
     "/console/rules/<id_>": {

@@ -172,6 +172,13 @@ GET /rules/{}/actions
 POST /rules/{}/actions
 GET /rules/{}/executions
 PUT /found/{}
+GET /users/{}/boards
+POST /users/{}/boards
+GET /boards/{}
+PUT /boards/{}
+DELETE /boards/{}
+PUT /boards/{}/link
+DELETE /boards/{}/link
 POST /scenes
 GET /scenes
 GET /scenes/{}

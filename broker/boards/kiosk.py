@@ -1,0 +1,161 @@
+"""A board as its read-only link shows it: values and charts, with the rights that its user has at each moment.
+
+Whoever has the secret sees the titles, the names of the devices, values and times, and no ids. Several screens with one
+link cost little more than one: the points of a chart are kept for half a minute.
+"""
+
+from collections import OrderedDict
+from typing import Any, Final
+
+import msgspec
+
+from broker.accounts.throttle import Throttle
+from broker.boards.tiles import CHART, VALUE, Tile, tiles_in
+from broker.clock import Clock
+from broker.devices.registry import Device, Devices
+from broker.errors import NotFound, ValidationFailed
+from broker.ids import is_id
+from broker.messages.analytics import Analytics
+from broker.messages.folds import Fields
+from broker.messages.intervals import Interval
+from broker.messages.snapshots import Snapshots
+from broker.secrets import token_hash
+from broker.trace.origin import acting, address_key
+from config.limits import BOARD_CHARTS_KEPT, BOARD_LINK_MISSES, BOARD_LINK_WINDOW_SECONDS
+from storage.boards import BoardRecord
+from storage.database import Database, Transaction
+from storage.keys import DeviceKey, Milliseconds
+
+_CHART_MS: Final = 30_000
+_MINUTE_MS: Final = 60_000
+_DAY_MS: Final = 86_400_000
+#: Range of a chart: the interval of its points, and its length in ms.
+_SPANS: Final = {
+    "hour": (Interval.MINUTE, 60 * _MINUTE_MS),
+    "day": (Interval.TEN_MINUTES, _DAY_MS),
+    "month": (Interval.DAY, 31 * _DAY_MS),
+    "year": (Interval.MONTH, 365 * _DAY_MS),
+}
+
+
+class Point(msgspec.Struct, frozen=True):
+    """A point of a chart: the time in ms, the mean, the lowest, the highest and the number of values."""
+
+    t: int
+    v: float
+    low: float
+    high: float
+    count: int
+
+
+class ShownTile(msgspec.Struct, frozen=True, rename="camel"):
+    """A tile to show. `device` is empty when the user may not see the device any more, or it was deleted."""
+
+    kind: str
+    title: str
+    device: str
+    field: str
+    unit: str = ""
+    range: str = ""
+    wide: bool = False
+    value: Any = None
+    ts: int | None = None
+    points: tuple[Point, ...] = ()
+
+
+class ShownBoard(msgspec.Struct, frozen=True, rename="camel"):
+    name: str
+    tiles: tuple[ShownTile, ...]
+
+
+class Kiosk:
+    def __init__(
+        self, database: Database, clock: Clock, devices: Devices, snapshots: Snapshots, analytics: Analytics
+    ) -> None:
+        self._database = database
+        self._clock = clock
+        self._devices = devices
+        self._snapshots = snapshots
+        self._analytics = analytics
+        self._guesses = Throttle(clock, misses=BOARD_LINK_MISSES, window_seconds=BOARD_LINK_WINDOW_SECONDS)
+        self._charts: OrderedDict[tuple[DeviceKey, str, str], tuple[int, tuple[Point, ...]]] = OrderedDict()
+
+    async def look(self, secret: str, *, address: str, with_charts: bool) -> ShownBoard:
+        """The board of a link, now.
+
+        Args:
+            secret: of the link.
+            address: the IP address of the screen.
+            with_charts: whether charts come with their points.
+
+        Raises:
+            NotFound: there is no such link, it was revoked, it has expired, or its user is gone or disabled.
+            TooManyAttempts: too many wrong secrets from this address.
+        """
+        self._guesses.check(address_key(address))
+        board = await self._board(secret)
+        if board is None:
+            self._guesses.missed(address_key(address))
+            raise NotFound
+        acting(f"user {board.user_id}")
+        tiles = [one for one in tiles_in(board.tiles) if one.kind in {CHART, VALUE}]
+        found = await self._devices.find_all({one.did for one in tiles})
+        seen = {id_: one for id_, one in found.items() if one is not None and one.is_held_by(board.user)}
+        fields = await self._snapshots.of_all([device.key for device in seen.values()])
+        shown = [await self._shown(one, seen.get(one.did), fields, with_charts=with_charts) for one in tiles]
+        return ShownBoard(board.name, tuple(shown))
+
+    async def _board(self, secret: str) -> BoardRecord | None:
+        half = len(secret) // 2
+        if not (is_id(secret[:half]) and is_id(secret[half:])):
+            return None
+        hash_, now_ms = token_hash(secret), self._clock.now_ms()
+
+        def work(tx: Transaction) -> BoardRecord | None:
+            board = tx.boards.by_link(hash_)
+            user = None if board is None else tx.accounts.user(board.user)
+            if board is None or user is None or user.disabled_on is not None:
+                return None
+            return None if board.link_expires_on is not None and board.link_expires_on <= now_ms else board
+
+        return await self._database.look_up(work)
+
+    async def _shown(
+        self, tile: Tile, device: Device | None, fields: dict[DeviceKey, Fields], *, with_charts: bool
+    ) -> ShownTile:
+        if device is None:
+            return ShownTile(tile.kind, tile.title, "", tile.field, range=tile.range, wide=tile.wide)
+        declared = device.manifest.manifest.field_at(tile.field)
+        ts, _, value = fields[device.key].get(tile.field, (None, None, None))
+        points = await self._points(device, tile) if tile.kind == CHART and with_charts else ()
+        return ShownTile(
+            tile.kind,
+            tile.title,
+            device.record.name,
+            tile.field,
+            unit=(declared.unit if declared is not None else None) or "",
+            range=tile.range,
+            wide=tile.wide,
+            value=value,
+            ts=ts,
+            points=points,
+        )
+
+    async def _points(self, device: Device, tile: Tile) -> tuple[Point, ...]:
+        key, now_ms = (device.key, tile.field, tile.range), self._clock.now_ms()
+        known = self._charts.get(key)
+        if known is not None and 0 <= now_ms - known[0] < _CHART_MS:
+            return known[1]
+        interval, length_ms = _SPANS[tile.range or "hour"]
+        end = interval.end_of(interval.start_of(now_ms))
+        start = Milliseconds(end - length_ms)
+        try:
+            answer = await self._analytics.histogram(device, tile.field, interval, start_ms=start, end_ms=end)
+        except ValidationFailed:  # the type has no such number any more
+            return ()
+        points = tuple(Point(at, one.mean, one.min, one.max, one.count) for at, one in answer.buckets)
+        self._charts[key] = (now_ms, points)
+        self._charts.move_to_end(key)
+        while len(self._charts) > BOARD_CHARTS_KEPT:
+            self._charts.popitem(last=False)
+        return points
