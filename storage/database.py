@@ -155,7 +155,7 @@ class StoreEngine(Protocol):
 class Transaction:
     """One open transaction. Its stores are the only way to the tables."""
 
-    def __init__(self, connection: EngineConnection) -> None:
+    def __init__(self, connection: EngineConnection) -> None:  # noqa: PLR0915 - a line for each store
         self.connection = connection
         self.told: list[tuple[Tellable[Any], Any]] | None = None  # while it writes
         self.accounts = AccountStore(connection)
