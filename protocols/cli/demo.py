@@ -75,7 +75,7 @@ _DEVICES = (
     _Device("d0" * 15 + "07", "Balcony board", _LWM2M_BOARD, "lwm2m", _BOARD),
 )
 _SCENE = "5c" * 16
-_WARM_RULE, _QUIET_RULE = "1e" * 16, "2e" * 16
+_WARM_RULE, _QUIET_RULE, _ALARM_RULE = "1e" * 16, "2e" * 16, "3e" * 16
 
 
 _KINDS = (socket.SOCK_STREAM, socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_DGRAM)
@@ -311,6 +311,13 @@ def _document(user_token: str) -> Mapping[str, Any]:
         "rules": [
             _rule(_WARM_RULE, "Warm for ten seconds: light on", _WARM, "setOn"),
             _rule(_QUIET_RULE, "Door closed for a minute: light off", _QUIET, "setOff"),
+            {
+                "id": _ALARM_RULE,
+                "owner": _ADMINISTRATOR,
+                "application": _APPLICATION,
+                "name": "Warm garden: alarm",
+                "rule": {"if": {"and": [_WARM]}, "alarm": {"severity": "warning", "text": _WARM_TEXT}},
+            },
         ],
         "scenes": [
             {
@@ -345,6 +352,13 @@ _WARM: Mapping[str, Any] = {
     "operator": ">",
     "operand": {"value": 21},
     "duration": {"value": 10, "acceptUpdate": True},
+}
+_WARM_TEXT: Mapping[str, Any] = {
+    "concat": [
+        {"value": "The garden has "},
+        {"valueFrom": {"sdid": _DEVICES[1].id, "field": "temperature"}},
+        {"value": " degrees"},
+    ]
 }
 _QUIET: Mapping[str, Any] = {
     "sdid": _DEVICES[5].id,

@@ -51,11 +51,16 @@ class TellingBody(Shape, kw_only=True):
     severity: Annotated[Literal["info", "warning", "critical"], about("From this one on")] = "warning"
     mail: Annotated[bool, about("To the address of the account")] = False
     ntfy: _NtfyBody | None = None
-    apprise: Annotated[
-        list[Annotated[str, Meta(max_length=ALARM_URL_CHARACTERS)]],
-        Meta(max_length=ALARM_APPRISE_MAX),
-        about("Addresses of Apprise, with their secrets; which ones the operator allows"),
-    ] = []
+    apprise: (
+        Annotated[
+            list[Annotated[str, Meta(max_length=ALARM_URL_CHARACTERS)]],
+            Meta(max_length=ALARM_APPRISE_MAX),
+            about(
+                "Addresses of Apprise, with their secrets, as the operator allows; absent: the ones that are set stay"
+            ),
+        ]
+        | None
+    ) = None
     quiet: _Quiet | None = None
     again_minutes: Annotated[
         int, Meta(ge=0, le=_MINUTES_MAX), about("Told again so often until somebody acknowledges; 0: once")
@@ -110,8 +115,7 @@ class AlarmTellingCalls(RestCalls):
         tokens=USER,
         on=_own,
         summary="Set how a user is told of alarms",
-        about="The whole setting is replaced; an address of Apprise is sent again with its secrets. Needs WRITE on the "
-        "profile.",
+        about="The setting is replaced, but for secrets that are left out. Needs WRITE on the profile.",
     )
     async def put(self, user: UserRecord, body: TellingBody) -> Data[TellingObject]:
         known = (await self._telling.show(user.key)).telling
@@ -124,7 +128,14 @@ class AlarmTellingCalls(RestCalls):
         quiet = None
         if body.quiet is not None:
             quiet = QuietHours(body.quiet.begin, body.quiet.end, body.quiet.time_zone, body.quiet.critical)
-        wanted = Telling(body.severity, body.mail, ntfy, tuple(body.apprise), quiet, body.again_minutes)
+        wanted = Telling(
+            body.severity,
+            body.mail,
+            ntfy,
+            known.apprise if body.apprise is None else tuple(body.apprise),
+            quiet,
+            body.again_minutes,
+        )
         return Data(_object(await self._telling.put(user, wanted), self._telling.schemes))
 
     @RestCall(

@@ -180,6 +180,10 @@ class _Ada:
         made = self.call("POST", "/rules", {"name": LONG_NAME, "scope": "allApplications", "rule": rule})
         self.ids["rule"] = made["id"]
         simple = {"if": {"and": [_above(WIDE, ARTICLES[0])]}, "then": [actions[0]]}
+        for severity in ("info", "warning", "critical"):
+            alarm = {"severity": severity, "text": f"{LONG_NAME} {severity}"}
+            ringing = {**simple, "alarm": alarm}
+            self.call("POST", "/rules", {"name": f"{LONG_NAME[:50]} {severity}", "rule": ringing})
         for number in range(30):
             named = {"name": f"{LONG_NAME[:58]} {number}", "scope": "allApplications", "rule": simple}
             self.ids["running rule"] = self.call("POST", "/rules", named)["id"]

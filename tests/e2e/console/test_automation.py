@@ -56,6 +56,43 @@ def test_a_rule_is_made_explained_tried_and_deleted(ada: User, site: Site) -> No
     ada.sees("Too bright", "h1")
 
 
+def test_a_rule_raises_an_alarm_that_is_explained_and_acknowledged(ada: User, site: Site) -> None:
+    ada.open("/rules/new")
+    find(ada, "#conditions", "Light 17")
+    choose(ada, "#conditions [id$=-field]", "intensity")
+    choose(ada, "#conditions [id$=-operator]", "is above")
+    ada.browser.write("#conditions [id$=-operand]", "80")
+    ada.browser.click("#has-alarm")
+    ada.browser.fill("Text", "Far too bright")
+    ada.browser.fill("Name", "Bright alarm")
+    find(ada, "#then", "Light 18")
+    ada.click("Save")
+    ada.sees("The rule is saved")
+    site.send(17, intensity=99)
+    ada.open("/alarms")
+    ada.sees("Far too bright", "#alarms")
+    ada.sees("so far", "#alarms")
+    ada.browser.click("#alarms summary")
+    ada.sees("intensity of Light 17 is 99", "#alarms")
+    ada.open("")
+    ada.sees("Far too bright", "#alarms")
+    ada.open("/alarms")
+    ada.click("Acknowledge")
+    ada.sees("The alarm is acknowledged")
+    site.send(17, intensity=1)  # an event tells the page
+    ada.sees("No alarms here", "#alarms")
+    choose(ada, "#state", "Ended")
+    ada.sees("the conditions do not hold any more", "#alarms")
+    ada.browser.until("called(arguments[0]).length", "#telling-parts:enabled")
+    choose(ada, "#from", "Critical")
+    ada.browser.fill("Topic of ntfy", "https://ntfy.example.org/topic")
+    ada.browser.click("#quiet")
+    ada.click("Save")
+    ada.sees("It is saved")
+    ada.open("/alarms")
+    ada.eventually(lambda: ada.browser.value("Topic of ntfy") == "https://ntfy.example.org/topic")
+
+
 def test_what_happened_before_a_rule_is_named_so_and_no_entry_stands_twice(ada: User, site: Site) -> None:
     ada.open("")
     for value in (95, 96):

@@ -38,6 +38,7 @@ VISITS: Final[Mapping[str, Mapping[str, str]]] = {
         "/console/rules/{running rule}": "running#standing",
         "/console/rules/{foreign rule}": "made this rule#foreign",
     },
+    "/console/alarms": {"/console/alarms": "so far#alarms"},
     "/console/scenes": {"/console/scenes": "Activate"},
     "/console/scenes/new": {"/console/scenes/new": "Add an Action"},
     "/console/scenes/<id_>": {"/console/scenes/{scene}": "to every device of the type"},

@@ -1,13 +1,16 @@
 // The list of devices, searched, sorted and paged by the server. Status and values of the shown devices are live.
 
+import { severity } from "./alarm-row.js";
 import { attempt, call, done, get } from "./api.js";
 import { $, empty, fill, h, shown, time, whole } from "./dom.js";
 import { manifestOf, snapshotLeaves } from "./manifest.js";
 import { follow } from "./sockets.js";
-import { _, phrase, worded } from "./texts.js";
+import { _, phrase, plural, worded } from "./texts.js";
 
 const PAGE = 25;
 const VALUES = 3;
+const ALARMS = 3;
+const ALARMS_MS = 60000;
 const form = $("#find");
 const rows = $("#devices tbody");
 const uid = $("meta[name=uid]").content;
@@ -160,6 +163,15 @@ function* flat(data, prefix = "") {
 
 // Devices that others offer to share
 
+// The open alarms, the last raised first
+async function alarms() {
+  const { data, total } = await get("/alarms", { state: "raised,acknowledged", count: ALARMS });
+  const box = $("#alarms");
+  box.hidden = data.length === 0;
+  fill(box, data.map((one) => h("p", { class: "row notice" }, severity(one), h("a", { href: "/console/alarms" }, one.text ?? one.ruleName), h("span", { class: "soft" }, time(one.raisedOn)))),
+    total > data.length ? h("p", {}, h("a", { href: "/console/alarms" }, plural("{count} more alarm", "{count} more alarms", total - data.length))) : null);
+}
+
 async function offers() {
   const { data } = await get(`/users/${uid}/shares`, { filter: "WAITING", count: 10 });
   const box = $("#offers");
@@ -263,4 +275,5 @@ $("#later").addEventListener("click", () => { offset += PAGE; attempt(load); });
 const before = new URLSearchParams(location.search);
 for (const name of ["search", "owner", "sort"]) if (before.get(name)) form.elements[name].value = before.get(name);
 
-await attempt(() => Promise.all([load(), offers(), transfers(), found()]));
+setInterval(() => { if (!document.hidden) alarms().catch(() => {}); }, ALARMS_MS);
+await attempt(() => Promise.all([load(), alarms(), offers(), transfers(), found()]));

@@ -1,6 +1,7 @@
 // One rule: the when/then editor, the result of each condition now and before, and trying the rule.
 
 import { attempt, call, done, get, getText, tagOf } from "./api.js";
+import { span } from "./alarm-row.js";
 import { conditionRow, isPlainCondition } from "./conditions.js";
 import { $, empty, fill, fullTime, h, showText, sure, time, toast, whole, withTruths } from "./dom.js";
 import { automations, foreignNotice, problemOf } from "./automations.js";
@@ -26,13 +27,41 @@ const listed = (value, member) => (value && member in value ? value[member] : va
 
 async function show(body) {
   const conditions = listed(body?.if, "and"), actions = listed(body?.then, "");
-  const isPlain = conditions.every(isPlainCondition) && actions.every((one) => isMail(one) || isPlainAction(one));
+  const isPlain = conditions.every(isPlainCondition) && actions.every((one) => isMail(one) || isPlainAction(one)) && isPlainAlarm(body?.alarm);
   $("#json").value = JSON.stringify(body ?? { if: { and: [] }, then: [] }, null, 2);
   if (!isPlain) return mode(true, _("This rule has more than the form can show."));
   fill($("#conditions"), await Promise.all(conditions.map((one, at) => conditionRow(one, at))));
   fill($("#then"), await Promise.all(actions.map((one, at) => (isMail(one) ? mailRow(one, at) : actionRow(one, thenName(at))))));
+  showAlarm(body?.alarm);
   return mode(false);
 }
+
+const alarmText = (alarm) => (typeof alarm.text === "string" ? alarm.text : alarm.text?.value);
+const isPlainAlarm = (alarm) => alarm === undefined || alarm === null || typeof alarmText(alarm) === "string";
+
+function showAlarm(alarm) {
+  $("#has-alarm").checked = Boolean(alarm);
+  if (alarm) {
+    $("#alarm-severity").value = alarm.severity;
+    $("#alarm-text").value = alarmText(alarm);
+    $("#alarm-after").value = alarm.clearAfter ?? "";
+  }
+  alarmShown();
+}
+
+function alarmShown() {
+  const has = $("#has-alarm").checked && !isJson;
+  $("#alarm").hidden = !has;
+  for (const input of $("#alarm").querySelectorAll("input, select")) input.disabled = !has;
+}
+
+function alarmBody() {
+  if (!$("#has-alarm").checked) return {};
+  const after = $("#alarm-after").value;
+  return { alarm: { severity: $("#alarm-severity").value, text: $("#alarm-text").value, ...(after ? { clearAfter: Number(after) } : {}) } };
+}
+
+$("#has-alarm").addEventListener("change", alarmShown);
 
 const thenName = (at) => (path) => `rule.then.${at}.${path}`;
 const isMail = (one) => MAILS.includes(one.action) && Object.values(one.parameters ?? {}).every((value) => typeof value?.value === "string");
@@ -53,6 +82,8 @@ function mode(json, why) {
   isJson = json;
   $("#json-part").hidden = !json;
   $("#form-parts").hidden = json;
+  $("#alarm-part").hidden = json;
+  alarmShown();
   for (const input of form.querySelectorAll("#form-parts input, #form-parts select")) input.disabled = json;
   $("#as-json").setAttribute("aria-pressed", String(json));
   $("#as-form").setAttribute("aria-pressed", String(!json));
@@ -62,7 +93,7 @@ function mode(json, why) {
 function body() {
   if (isJson) return JSON.parse($("#json").value);
   const rows = (list) => [...$(list).children].map((one) => one.read());
-  return { if: { and: rows("#conditions") }, then: rows("#then") };
+  return { if: { and: rows("#conditions") }, then: rows("#then"), ...alarmBody() };
 }
 
 $("#as-json").addEventListener("click", () => { $("#json").value = JSON.stringify(body(), null, 2); mode(true); });
@@ -245,6 +276,8 @@ $("#replay").addEventListener("click", (event) => attempt(async () => {
   const { data } = await call("POST", `/rules/${id}/replay`, { body: { startDate: end - 24 * HOUR_MS, endDate: end }, quiet: true });
   fill($("#why"), h("p", {}, phrase("In the last day, with {messages} messages, this rule would have triggered {times}.", { messages: whole(data.messages), times: h("b", {}, plural("{count} time", "{count} times", data.triggered)) })),
     data.isComplete ? null : h("p", { class: "hint" }, _("Only messages until {until} were tried.", { until: fullTime(data.until) })),
+    data.alarms === undefined ? null : h("p", {}, plural("There would have been {count} alarm.", "There would have been {count} alarms.", data.alarmsRaised)),
+    data.alarms?.length ? h("ul", { class: "lights" }, data.alarms.map((one) => h("li", {}, h("span", { class: "when" }, fullTime(one.raisedOn)), " ", one.text, " · ", one.durationMs === undefined ? _("not over at the end") : span(one.durationMs)))) : null,
     h("ul", { class: "lights" }, data.triggers.map((one) => h("li", {}, h("span", { class: "when" }, fullTime(one.ts)), (one.actions ?? []).flatMap((sent, at) => [at ? ", " : "", sent.action ?? sent.field, sent.ddid ? [" ", withNames(_("to {device}", { device: sent.ddid }))] : ""])))));
 }, { button: event.target }));
 
