@@ -30,6 +30,8 @@ from broker.export.exports import Exports
 from broker.export.room import open_export
 from broker.facts import Router
 from broker.files import Files
+from broker.forwarding.port import Upstreams
+from broker.forwarding.room import ForwardingRoom, open_forwarding
 from broker.found.room import FoundRoom, open_found
 from broker.home_assistant.room import HomeAssistantRoom, open_home_assistant
 from broker.leaving.room import LeavingRoom, open_leaving
@@ -102,6 +104,7 @@ class Services(msgspec.Struct, frozen=True):
     found: FoundRoom
     home_assistant: HomeAssistantRoom
     topic_devices: TopicDevicesRoom
+    forwarding: ForwardingRoom
     leaving: LeavingRoom
     provisioning: Provisioning
     operating: OperatingRoom
@@ -125,6 +128,7 @@ async def open_services(
     callbacks: Callbacks | None = None,
     streams: Streams | None = None,
     alarm_ways: AlarmWays | None = None,
+    upstreams: Upstreams | None = None,
     tell_of_upgrade: Callable[[str], None] = lambda _text: None,
     leases: Leases | None = None,
     peers: FactLog | None = None,
@@ -137,7 +141,7 @@ async def open_services(
     `tell_of_upgrade` is told how far the start is with files of an earlier version (broker/files.py).
 
     When the block ends, the workers save their state and the journal is drained before the store is closed. Each of the
-    nine ports may be missing; its capability's `room.py` says what happens then.
+    ten ports may be missing; its capability's `room.py` says what happens then.
 
     Raises:
         StoreError: the store cannot be opened, or `vault` has another store's key.
@@ -205,6 +209,7 @@ async def open_services(
                 callbacks,
                 streams,
                 alarm_ways,
+                upstreams,
             )
             async with core.life.running():
                 yield services
@@ -230,6 +235,7 @@ async def _open_rooms(
     callbacks: Callbacks | None,
     streams: Streams | None,
     alarm_ways: AlarmWays | None,
+    upstreams: Upstreams | None,
 ) -> Services:
     mail = await open_mail(core, mail_transport)
     accounts = await open_accounts(core, mail, providers)
@@ -272,6 +278,7 @@ async def _open_rooms(
     found = await open_found(core, device_types, devices, messages, device_sessions, topics)
     home_assistant = await open_home_assistant(core, devices, messages, topics, found)
     topic_devices = await open_topic_devices(core, device_types, devices, limits, messages, topics)
+    forwarding = await open_forwarding(core, accounts, device_types, devices, messages, upstreams)
     leaving = await open_leaving(core, mail, accounts, devices, messages, export)
     provisioning = await open_provisioning(
         core,
@@ -315,6 +322,7 @@ async def _open_rooms(
         found=found,
         home_assistant=home_assistant,
         topic_devices=topic_devices,
+        forwarding=forwarding,
         leaving=leaving,
         provisioning=provisioning,
         operating=await open_operating(core, accounts, device_types, subscriptions),

@@ -28,7 +28,17 @@ PAGE_COUNT_DEFAULT: Final = 100
 PAGE_COUNT_MAX: Final = 100
 NODE_NAME_CHARACTERS: Final = 48  # reference 25
 #: Works that one of several nodes does for all (reference 27.25).
-CLUSTER_WORKERS: Final = ("folds", "rules", "subscriptions", "mails", "models", "connectors", "tasks", "upkeep")
+CLUSTER_WORKERS: Final = (
+    "folds",
+    "rules",
+    "subscriptions",
+    "mails",
+    "models",
+    "connectors",
+    "tasks",
+    "upkeep",
+    "forwards",
+)
 IDS_MAX: Final = 100  # ids in sdids and dids lists
 EVENT_PATTERN_MAX_CHARACTERS: Final = 64
 WORKS_TOLD: Final = 1_000  # works whose hints wait for their turn: reference 27.22
@@ -87,6 +97,25 @@ TOPIC_DEVICES_MADE_MAX: Final = 10_000
 TOPIC_DEVICES_SHOWN: Final = 50  # unknown keys of an entry
 TOPIC_DEVICE_KEY_CHARACTERS: Final = 64
 TOPIC_DEVICE_PAYLOAD_BYTES: Final = 64 * 1024
+
+FORWARDS_MAX: Final = 16  # reference 30: upstreams of a store
+FORWARD_DEVICES_MAX: Final = 1_000  # entries of `devices`
+FORWARD_TOPIC_CHARACTERS: Final = 512
+FORWARD_TOPIC: Final = "trunkline/{did}/messages"
+FORWARD_COMMANDS: Final = "trunkline/{did}/actions"
+FORWARD_BATCH_MESSAGES: Final = 250  # of one request to an upstream
+FORWARD_BATCH_BYTES: Final = 256 * 1024  # of their data
+FORWARD_BODY_BYTES: Final = 1024 * 1024  # of the request, with descriptions of devices and types
+FORWARD_ANSWER_BYTES: Final = 1024 * 1024
+FORWARD_SECONDS: Final = 30.0  # for one request
+FORWARD_POLL_SECONDS: Final = 20.0  # how long a request waits for Actions
+FORWARD_ACTIONS: Final = 100  # of one answer
+FORWARD_GAPS_MAX: Final = 32  # parts of the log that are sent later, with the newest first
+FORWARD_PATH_MAX: Final = 8  # stores that a message may come through
+EDGES_MAX: Final = 1_000  # stores that forward to this one
+EDGE_DEVICES: Final = 1_000  # devices of one of them, by default
+EDGE_DEVICES_MAX: Final = 100_000
+EDGE_RANGES_MAX: Final = 100
 HOME_PREFIX: Final = "homeassistant"  # the discovery prefix that Home Assistant itself has
 HOME_DEVICES_MAX: Final = 2_000  # reference 16.7: devices of one user in Home Assistant, and components of one device
 HOME_COMPONENTS_MAX: Final = 500

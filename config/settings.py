@@ -34,6 +34,8 @@ from config.limits import (
     FEEDS_PER_APPLICATION,
     FEEDS_PER_TOKEN,
     FEEDS_PER_USER,
+    FORWARD_COMMANDS,
+    FORWARD_TOPIC,
     HOME_PREFIX,
     IMAGE_MAX_BYTES,
     MQTT_OPEN_PACKET_BYTES,
@@ -411,6 +413,28 @@ class Discover(_Table, frozen=True):
     prefix: str = HOME_PREFIX
 
 
+class Forward(_Table, frozen=True):
+    """An upstream: another Trunkline, or a broker of MQTT, that gets what this store gets (reference 30).
+
+    `devices`: `*`, ids, `type:` with a unique name, `owner:` with an e-mail address, an id or a user name. `topic` and
+    `commands` are of a broker, with {did}, {dtid}, {type} and {name}.
+    """
+
+    name: str
+    to: str
+    devices: tuple[str, ...] = ("*",)
+    token_file: str = ""
+    user: str = ""  # of a broker; `token_file` has the password
+    ca_file: str = ""
+    allow_plain: bool = False
+    begin: Literal["now", "start"] = "now"
+    order: Literal["oldest", "newest"] = "oldest"
+    max_kbit: int = 0
+    actions: bool = True
+    topic: str = FORWARD_TOPIC
+    commands: str = FORWARD_COMMANDS
+
+
 class Settings(_Table, frozen=True):
     state_dir: Path
     public_url: str = ""
@@ -440,6 +464,7 @@ class Settings(_Table, frozen=True):
     home_assistant: tuple[HomeAssistant, ...] = ()
     topic_devices: tuple[TopicDevice, ...] = ()
     discover: tuple[Discover, ...] = ()
+    forward: tuple[Forward, ...] = ()
     grace_seconds: float = 5.0
 
     @property

@@ -5,8 +5,12 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
+from config.forward_target import ForwardTarget
 from config.limits import (
     CLUSTER_WORKERS,
+    FORWARD_DEVICES_MAX,
+    FORWARD_TOPIC_CHARACTERS,
+    FORWARDS_MAX,
     MQTT_OPEN_PACKET_BYTES_MAX,
     MQTT_PACKET_BYTES,
     NODE_NAME_CHARACTERS,
@@ -17,7 +21,7 @@ from config.providers import provider_problems
 from config.rates import Rate
 
 if TYPE_CHECKING:
-    from config.settings import Http, IdentityProvider, Limits, PaymentSettings, Settings
+    from config.settings import Forward, Http, IdentityProvider, Limits, PaymentSettings, Settings
 
 #: Currencies with no or three decimals: refused, because prices have two decimals.
 WHOLE_CURRENCIES: Final = frozenset(
@@ -46,6 +50,7 @@ def problems(settings: "Settings") -> Iterator[str]:
     yield from _of_payments(settings.payments)
     yield from _of_home_assistant(settings)
     yield from _of_discover(settings)
+    yield from _of_forwards(settings)
 
 
 def _of_tls(settings: "Settings") -> Iterator[str]:
@@ -244,6 +249,55 @@ def _of_discover(settings: "Settings") -> Iterator[str]:
             yield f"discover[{index}].device: is there twice"
         if problem := _of_prefix(one.prefix):
             yield f"discover[{index}].prefix: {problem}"
+
+
+def _of_forwards(settings: "Settings") -> Iterator[str]:
+    entries = settings.forward
+    if len(entries) > FORWARDS_MAX:
+        yield f"forward: at most {FORWARDS_MAX} entries"
+    for index, one in enumerate(entries):
+        where = f"forward[{index}]"
+        if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", one.name):
+            yield f"{where}.name: expected 1 to 64 letters, digits, _ and -"
+        elif one.name in [other.name for other in entries[:index]]:
+            yield f"{where}.name: is there twice"
+        yield from (f"{where}.{text}" for text in _of_forward(one, settings))
+
+
+def _of_forward(one: "Forward", settings: "Settings") -> Iterator[str]:
+    try:
+        target = ForwardTarget.parse(one.to)
+    except ValueError as error:
+        yield f"to: {error}"
+        return
+    if not (target.is_secure or target.is_loopback or one.allow_plain):
+        yield f"to: {target.scheme}:// to another machine sends the token in the clear; allow_plain = true allows it"
+    if (
+        target.is_broker
+        and target.is_loopback
+        and any(
+            bind is not None and target.port in {address.port for address in bind.all}
+            for bind in (settings.mqtt.bind, settings.mqtt.tls_bind)
+        )
+    ):
+        yield "to: this is the service itself"
+    if not target.is_broker and not one.token_file:
+        yield "token_file: is required: the file has the token that `trunkline edge add` has shown at the upstream"
+    if one.max_kbit < 0:
+        yield "max_kbit: must be at least 0, which is no limit"
+    if not one.devices or len(one.devices) > FORWARD_DEVICES_MAX:
+        yield f"devices: expected 1 to {FORWARD_DEVICES_MAX} entries"
+    for device in one.devices:
+        if not re.fullmatch(r"\*|[0-9a-f]{32}|(type|owner):\S.*", device):
+            yield f"devices: {device!r} is neither *, nor the id of a device, nor type:… or owner:…"
+    for key, topic in (("topic", one.topic), ("commands", one.commands)):
+        bare = re.sub(r"\{(did|dtid|type|name)\}", "x", topic)
+        if not (key == "commands" and not topic) and (
+            not bare or re.search(r"[{}+#\x00]", bare) or len(topic) > FORWARD_TOPIC_CHARACTERS
+        ):
+            yield f"{key}: expected a topic without + and #, with {{did}}, {{dtid}}, {{type}} or {{name}}"
+    if one.commands and "{did}" not in one.commands.split("/"):
+        yield "commands: needs a level that is {did}"
 
 
 def _of_prefix(prefix: str) -> str:

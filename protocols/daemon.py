@@ -28,6 +28,7 @@ from broker.core import Core
 from broker.device_management.objects import ObjectMap
 from broker.device_management.registry import shipped_models
 from broker.device_management.sessions import ResourcePath
+from broker.forwarding.port import Upstreams
 from broker.mail import MailTransport
 from broker.rules.sending.requests import RuleRequests
 from broker.services import Services, open_services
@@ -60,7 +61,7 @@ from protocols.operation.interpreter import (
     switch_threads_often,
 )
 from protocols.operation.operating import DaemonMachine
-from protocols.operation.reload import Load, Reloading, renew_homes, renew_limits
+from protocols.operation.reload import Load, Reloading, renew_forwards, renew_homes, renew_limits
 from protocols.operation.standby import Serving, serving_alone, serving_together, when_the_store_answers
 from protocols.operation.start_check import check_store
 from protocols.operation.state import StateDirectory, lock_state, read_state
@@ -69,6 +70,7 @@ from protocols.operation.time_sync import is_clock_synchronized
 from protocols.outbound.alarms import alarm_ways
 from protocols.outbound.callbacks import http_callbacks
 from protocols.outbound.connectors import third_party
+from protocols.outbound.forwarding import upstreams
 from protocols.outbound.identity_providers import identity_providers
 from protocols.outbound.leased import (
     LeasedAlarmWays,
@@ -77,6 +79,7 @@ from protocols.outbound.leased import (
     LeasedRuleRequests,
     LeasedStreams,
     LeasedThirdParty,
+    LeasedUpstreams,
 )
 from protocols.outbound.mail import mail_transport
 from protocols.outbound.rules import rule_requests
@@ -237,7 +240,7 @@ async def _run(
             )
         )
         has_begun()
-        reloading.others += [partial(renew_limits, services), partial(renew_homes, services)]
+        reloading.others += [partial(renew, services) for renew in (renew_limits, renew_homes, renew_forwards)]
         _observe(services.core, engine)
         if traces is not None:
             traces.after_routing(database, services.messages.ingest)
@@ -335,6 +338,7 @@ class _WaysOut(TypedDict):
     callbacks: Callbacks
     streams: Streams | None
     alarm_ways: AlarmWays
+    upstreams: Upstreams
 
 
 def _ways_out(settings: Settings, tls: ssl.SSLContext) -> _WaysOut:
@@ -346,6 +350,7 @@ def _ways_out(settings: Settings, tls: ssl.SSLContext) -> _WaysOut:
         "callbacks": http_callbacks(settings, tls),
         "streams": cloud_streams(settings),
         "alarm_ways": alarm_ways(settings, tls),
+        "upstreams": upstreams(settings),
     }
 
 
@@ -361,6 +366,7 @@ def _leased(ways: _WaysOut, leases: Leases, *, is_alone: bool) -> _WaysOut:
         "callbacks": LeasedCallbacks(ways["callbacks"], subscriptions),
         "streams": None if streams is None else LeasedStreams(streams, subscriptions),
         "alarm_ways": LeasedAlarmWays(ways["alarm_ways"], leases.of(LeaseName.MAILS)),
+        "upstreams": LeasedUpstreams(ways["upstreams"], leases.of(LeaseName.FORWARDS)),
     }
 
 

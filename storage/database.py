@@ -45,6 +45,7 @@ from storage.failed_readings import FailedReadingStore
 from storage.fair_places import FairPlaces
 from storage.files import FileStore
 from storage.firmware import FirmwareStore
+from storage.forwarding import ForwardingStore
 from storage.found import FoundStore
 from storage.homes import HomeStore
 from storage.keys import Position, Ticket
@@ -195,6 +196,7 @@ class Transaction:
         self.mqtt_topics = MqttTopicStore(connection)
         self.found = FoundStore(connection)
         self.homes = HomeStore(connection)
+        self.forwarding = ForwardingStore(connection)
         self.mqtt_wills = MqttWillStore(connection)
         self.provision_marks = ProvisionMarkStore(connection)
         self.registrations = RegistrationStore(connection)
@@ -234,6 +236,8 @@ class StoreWork:
     #: Of an own work: whose transaction it is of; and whether rows that were appended with it are, too.
     held: HeldLease | None = None
     binds_rows: bool = False
+    #: When it fails, nothing of its group is stored: the rows beside it must not be there without it.
+    is_of_rows: bool = False
     #: With several nodes: why it is not run.
     refused: str = ""
     #: The context variables of the task that asked for it (PEP 567): the work runs in the writer's thread.
@@ -522,13 +526,19 @@ class Database:
         return result
 
     def write_nowait(
-        self, work: Callable[[Transaction], Any], *, size: int = 0, holder: Holder | None = None
+        self,
+        work: Callable[[Transaction], Any],
+        *,
+        size: int = 0,
+        holder: Holder | None = None,
+        is_of_rows: bool = False,
     ) -> StoreWork:
         """Run `work` in the next group commit, without waiting: for what belongs to rows of the log that were appended
         just now. It is durable when they are. An error of `work` is its own, and nobody is told. `size` is in bytes:
         what a peer can make many of counts for the room that there is (`Journal.has_room`). `holder`: as for
-        `write_own`."""
-        job = StoreWork(work, None if holder is None else holder.held)
+        `write_own`. `is_of_rows`: when it fails, the rows are not stored, either, nor is anything else of the group;
+        whoever waits for the commit is told. So it may fail for a reason that is rare."""
+        job = StoreWork(work, None if holder is None else holder.held, is_of_rows=is_of_rows)
         if not self._closed:  # otherwise nothing of the group is kept
             self.open_group.works.append(job)
             self.open_group.bytes_held += size
@@ -740,10 +750,14 @@ class Database:
         group.encoded = None  # as large as the rows, which live on until all are told
 
     def _commit_apart(self, transaction: Transaction, group: CommitGroup) -> None:
-        """Commit the rows, then each work: one of them has met damage, and SQLite takes nothing after that."""
-        self._commit_together(transaction, group, ())
+        """Commit the rows with the works that are of them, then each other work: one of them has met damage, and SQLite
+        takes nothing after that."""
+        of_rows = [job for job in group.works if job.is_of_rows]
+        for job in of_rows:
+            job.error = job.result = None
+        group.told += self._commit_together(transaction, group, of_rows)
         nothing = CommitGroup()
-        for job in group.works:
+        for job in (one for one in group.works if not one.is_of_rows):
             job.error = job.result = None
             try:
                 group.told += self._commit_together(transaction, nothing, (job,))
@@ -963,7 +977,7 @@ def _run_in_savepoint(transaction: Transaction, job: StoreWork, told: list[tuple
             transaction.leases.require(job.held)
         job.result = job.context.run(job.run, transaction)
     except Exception as error:
-        if isinstance(error, StoreError) and error.is_of_transaction:
+        if job.is_of_rows or (isinstance(error, StoreError) and error.is_of_transaction):
             raise
         job.error = error
         connection.savepoint("ROLLBACK TO work")

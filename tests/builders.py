@@ -11,6 +11,7 @@ from broker.accounts.provider_port import Providers
 from broker.alarms.ways import AlarmWays
 from broker.clock import Clock
 from broker.connectors.port import ThirdParty
+from broker.forwarding.port import Upstreams
 from broker.mail import MailTransport
 from broker.models.learner import Learner
 from broker.monetization.port import Processor
@@ -41,6 +42,7 @@ class Ports(TypedDict, total=False):
     callbacks: Callbacks
     streams: Streams
     alarm_ways: AlarmWays
+    upstreams: Upstreams
 
 
 class ServicesOpener:

@@ -29,6 +29,7 @@ class LeaseName(Enum):
     CONNECTORS = "connectors"
     TASKS = "tasks"
     UPKEEP = "upkeep"
+    FORWARDS = "forwards"
 
 
 class NodeStatus(msgspec.Struct, frozen=True):

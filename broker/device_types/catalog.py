@@ -22,10 +22,11 @@ class ManifestVersion:
     """One immutable version of a Manifest, with its normaliser.
 
     `normalize`, `normalize_fitting` and `normalize_noting` are those of `Normalizer`. With a `transform`, they take any
-    bytes and may raise TransformFailedError.
+    bytes and may raise TransformFailedError. `normalize_stored` is `normalize_noting` for data to which the transform
+    was applied before, in another store.
     """
 
-    __slots__ = ("manifest", "normalize", "normalize_fitting", "normalize_noting", "version")
+    __slots__ = ("manifest", "normalize", "normalize_fitting", "normalize_noting", "normalize_stored", "version")
 
     def __init__(self, version: int, manifest: Manifest) -> None:
         self.version = version
@@ -34,6 +35,7 @@ class ManifestVersion:
         normalize: Callable[[bytes], bytes | None] = normalizer.normalize
         fitting: Callable[[bytes], bytes | None] = normalizer.normalize_fitting
         noting: Callable[[bytes, list[DroppedField]], bytes | None] = normalizer.normalize_noting
+        self.normalize_stored = noting
         # Decided here and not for each message, so that devices without a transform have no cost.
         transform = manifest.transform
         self.normalize = normalize if transform is None else partial(_transform, transform, normalize)

@@ -90,6 +90,11 @@ class AuditEvent(StrEnum):
     SUBSCRIPTION_SUSPENDED = "subscription_suspended"
     SUBSCRIPTION_REMOVED = "subscription_removed"
     KEY_ROTATED = "key_rotated"
+    EDGE_ADDED = "edge_added"
+    EDGE_TOKEN_RENEWED = "edge_token_renewed"  # noqa: S105 - a name
+    EDGE_ACCEPTED = "edge_accepted"
+    EDGE_REMOVED = "edge_removed"
+    FORWARD_REWOUND = "forward_rewound"
     RULE_CREATED = "rule_created"
     RULE_CHANGED = "rule_changed"
     RULE_REMOVED = "rule_removed"

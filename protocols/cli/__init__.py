@@ -36,6 +36,8 @@ _COMMANDS = {
     "payments": "monetization",
     "rule": "rule",
     "found": "found",
+    "forward": "forward",
+    "edge": "edge",
     "statistics": "statistics",
     "audit": "audit",
     "backup": "backup",
@@ -69,6 +71,8 @@ _FIRST_SENTENCES = {
     "payments": "List the payments that have to be refunded, and the undecided ones.",
     "rule": "Rules of the running daemon.",
     "found": "Devices that MQTT clients of the running daemon announce.",
+    "forward": "Upstreams that get what this store gets.",
+    "edge": "Stores that forward to this one.",
     "statistics": "Print the counters of the running daemon: the store, refusals, limits, ingest, "
     "connections, disk use, mails.",
     "audit": "Print the audit log, oldest entry first.",

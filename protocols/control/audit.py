@@ -23,6 +23,9 @@ _READING: Final = frozenset(
         "audit",
         "device list",
         "device show",
+        "edge list",
+        "edge origin",
+        "forward list",
         "found list",
         "payments",
         "plans",
@@ -33,7 +36,7 @@ _READING: Final = frozenset(
     | {"user list", "user show", "limits", "listeners", "drain standing"}
 )
 #: The arguments that name what a command is about.
-_OBJECTS: Final = ("device_type", "reference", "file", "device", "application", "user", "found")
+_OBJECTS: Final = ("device_type", "reference", "file", "device", "application", "user", "found", "edge", "forward")
 _CREDENTIALS: Final = struct.Struct("3i")  # pid, uid, gid (unix(7), SO_PEERCRED)
 
 

@@ -141,3 +141,51 @@ class OperatorsPayment(msgspec.Struct, frozen=True):
     created_on: int
     processor: str
     external_id: str | None  # the processor's id of the payment
+
+
+class ForwardLine(msgspec.Struct, frozen=True):
+    """An upstream, as `broker/forwarding/forwarder.py: ForwardStatus`."""
+
+    name: str
+    to: str
+    state: str
+    problem: str
+    sent: int
+    actions: int
+    refused_actions: int
+    failures: int
+    behind: int
+    behind_seconds: float
+    deletes_on: int | None
+    lost: int
+    sent_on: int | None
+    clock_ahead_seconds: float
+
+
+class EdgeLine(msgspec.Struct, frozen=True):
+    """A store that forwards to this one. `types`: the organization in which its device types are made."""
+
+    name: str
+    owner: str
+    store: str
+    types: str
+    devices: int
+    devices_max: int
+    messages: int
+    dropped: int
+    upto: int
+    seen_on: int | None
+
+
+class NewEdgeToken(msgspec.Struct, frozen=True):
+    name: str
+    token: str
+
+
+class OriginLine(msgspec.Struct, frozen=True):
+    """A message here, and its mid at the edge that has sent it."""
+
+    mid: str
+    edge: str
+    store: str
+    remote_mid: str

@@ -7,6 +7,7 @@ if TYPE_CHECKING:  # a client of the socket imports the commands' answers, and n
     from broker.core import Core
     from broker.device_types.room import DeviceTypesRoom
     from broker.devices.room import DevicesRoom
+    from broker.forwarding.room import ForwardingRoom
     from broker.found.room import FoundRoom
     from broker.leaving.room import LeavingRoom
     from broker.limits.room import LimitsRoom
@@ -30,6 +31,9 @@ class ControlRooms(Protocol):
 
     @property
     def devices(self) -> "DevicesRoom": ...
+
+    @property
+    def forwarding(self) -> "ForwardingRoom": ...
 
     @property
     def found(self) -> "FoundRoom": ...

@@ -17,6 +17,7 @@ from protocols.control.applications import APPLICATION_COMMANDS
 from protocols.control.audit import AUDIT_COMMANDS, enter_operator, note_command
 from protocols.control.device_types import DEVICE_TYPE_COMMANDS
 from protocols.control.devices import DEVICE_COMMANDS
+from protocols.control.forwarding import FORWARDING_COMMANDS
 from protocols.control.found import FOUND_COMMANDS
 from protocols.control.monetization import MONETIZATION_COMMANDS
 from protocols.control.naming import with_ids
@@ -94,6 +95,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
     **AUDIT_COMMANDS,
     **DEVICE_COMMANDS,
     **DEVICE_TYPE_COMMANDS,
+    **FORWARDING_COMMANDS,
     **FOUND_COMMANDS,
     **MONETIZATION_COMMANDS,
     **OPERATION_COMMANDS,

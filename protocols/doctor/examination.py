@@ -5,6 +5,7 @@ from typing import Final
 
 from protocols.doctor.certificates import look_at_certificates
 from protocols.doctor.cluster import look_at_cluster
+from protocols.doctor.forwarding import look_at_edges, look_at_forwards
 from protocols.doctor.machine import look_at_clock, look_at_descriptors, look_at_gnutls, look_at_ports, look_at_unit
 from protocols.doctor.patient import CheckResult, Patient
 from protocols.doctor.state import look_at_disk, look_at_state, look_at_store
@@ -22,6 +23,8 @@ CHECKS: Final[dict[str, Callable[[Patient], Iterator[CheckResult]]]] = {
     "descriptors": look_at_descriptors,
     "unit": look_at_unit,
     "topic devices": look_at_topic_devices,
+    "forward": look_at_forwards,
+    "edge": look_at_edges,
 }
 
 

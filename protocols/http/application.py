@@ -29,6 +29,7 @@ from protocols.http.hooks import hooks_blueprint
 from protocols.http.openapi.serving import ALL_NOUNS
 from protocols.http.request_context import CERTIFICATE_KEY, RequestContext, set_current_request
 from protocols.http.rest.named import Named
+from protocols.http.upstream import upstream_blueprint
 from protocols.metrics.vitals import Traffic, Vitals
 from protocols.roots import usual_root
 from protocols.streams.proxies import TrustedProxies
@@ -77,6 +78,7 @@ def build_app(services: Services, *, is_secure: bool = False, vitals: Vitals | N
         app.register_blueprint(
             console_blueprint(services.accounts, browsers, site, settings, services.found, services.boards)
         )
+        app.register_blueprint(upstream_blueprint(services, app.extensions[_ALLOWANCES]))
     app.register_blueprint(docs_blueprint(site))
     app.register_blueprint(health_blueprint(vitals or Vitals(services.core)))
     return app

@@ -18,7 +18,7 @@ from protocols.coap.dtls.errors import DtlsUnavailable
 from protocols.operation import systemd
 
 #: Tables and keys that are taken; every other one needs a restart.
-_TAKEN: Final = ("tls", "log", "limits", "metrics", "home_assistant", "discover", "grace_seconds")
+_TAKEN: Final = ("tls", "log", "limits", "metrics", "home_assistant", "discover", "forward", "grace_seconds")
 #: Keys of these tables that need a restart all the same: connections hold the objects that they switch off.
 KEPT_LIMITS: Final = ("rate_limits", "quotas")
 
@@ -86,6 +86,10 @@ def renew_homes(services: Services, settings: Settings) -> None:
         announcer.renew(settings)
     if (finder := services.found.finder) is not None:
         finder.renew(settings)
+
+
+def renew_forwards(services: Services, settings: Settings) -> None:
+    services.forwarding.forwarding.renew(settings)
 
 
 def _taken(running: Settings, wanted: Settings) -> Settings:

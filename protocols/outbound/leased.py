@@ -4,7 +4,8 @@ What has left cannot be taken back, so each send asks the lease of its worker fi
 until it has renewed the lease, or ends because another one has it. A send that was under way may come twice.
 """
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import msgspec
 import trio
@@ -13,6 +14,7 @@ from broker.alarms.ways import AlarmNotice, AlarmWays, Ntfy
 from broker.cluster.leases import Lease
 from broker.connectors.plugin import Request, Response
 from broker.connectors.port import ThirdParty
+from broker.forwarding.port import Broker, BrokerMessage, Command, UpstreamAnswer, Upstreams
 from broker.mail import MailTransport
 from broker.mail.transport import OutgoingMail
 from broker.rules.sending.requests import HttpContent, RuleRequests
@@ -25,6 +27,7 @@ from broker.subscriptions.port import (
     Streams,
     StreamTarget,
 )
+from config.settings import Forward
 
 
 class LeasedMails:
@@ -104,3 +107,35 @@ class LeasedAlarmWays(msgspec.Struct, frozen=True):
     async def apprise(self, urls: tuple[str, ...], notice: AlarmNotice) -> None:
         await self.lease.wait_may_act()
         await self.port.apprise(urls, notice)
+
+
+class LeasedUpstreams(msgspec.Struct, frozen=True):
+    port: Upstreams
+    lease: Lease
+
+    async def post(self, entry: Forward, path: str, body: bytes, *, seconds: float) -> UpstreamAnswer:
+        await self.lease.wait_may_act()
+        return await self.port.post(entry, path, body, seconds=seconds)
+
+    def broker(
+        self, entry: Forward, client_id: str, commands: str, command: Command
+    ) -> AbstractAsyncContextManager[Broker]:
+        return self._leased(entry, client_id, commands, command)
+
+    @asynccontextmanager
+    async def _leased(self, entry: Forward, client_id: str, commands: str, command: Command) -> AsyncIterator[Broker]:
+        await self.lease.wait_may_act()
+        async with self.port.broker(entry, client_id, commands, command) as broker:
+            yield _LeasedBroker(broker, self.lease)
+
+    async def close_idle(self) -> None:
+        await self.port.close_idle()
+
+
+class _LeasedBroker(msgspec.Struct, frozen=True):
+    port: Broker
+    lease: Lease
+
+    async def publish(self, messages: Sequence[BrokerMessage]) -> None:
+        await self.lease.wait_may_act()
+        await self.port.publish(messages)

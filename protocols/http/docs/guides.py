@@ -47,6 +47,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "operate/backup-upgrade",
         "operate/several-machines",
         "operate/several-nodes",
+        "operate/upstream",
         "operate/monitoring",
         "operate/troubleshooting",
     ),

@@ -256,6 +256,10 @@ NOBODY: Mapping[str, tuple[Mapping[str, object], str]] = {
         f"device {verb}": ({"device": "Nobody"}, "there is no device 'Nobody'")
         for verb in ("show", "token", "rotate", "disable", "enable", "delete")
     },
+    "edge add": ({"edge": "attic", "owner": "Nobody"}, "there is no user 'Nobody'"),
+    **{f"edge {verb}": ({"edge": "Nobody"}, "there is no edge 'Nobody'") for verb in ("token", "remove", "accept")},
+    "edge origin": ({"mid": "Nobody"}, "there is no message of an edge with the mid 'Nobody'"),
+    "forward rewind": ({"forward": "Nobody", "position": 1}, "there is no forward 'Nobody'"),
     "found list": ({"owner": "Nobody"}, "there is no user 'Nobody'"),
     **{f"found {verb}": ({"found": "Nobody"}, "there is no found device 'Nobody'") for verb in ("accept", "ignore")},
     "device labels": ({"devices": ["Nobody"]}, "there is no device 'Nobody'"),
@@ -293,7 +297,7 @@ ABOUT_NOTHING = {
     "plans",
     "provision",
 }
-ABOUT_NOTHING |= {"retention confirm", "statistics", "type list", "user list"}
+ABOUT_NOTHING |= {"edge list", "forward list", "retention confirm", "statistics", "type list", "user list"}
 
 
 def test_each_command_names_what_is_not_there(config: Path) -> None:

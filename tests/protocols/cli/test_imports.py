@@ -42,6 +42,8 @@ def imported_by(*groups: Sequence[str], names: Sequence[str] = SERVER) -> list[s
 def test_the_help_and_the_clients_of_a_daemon_import_no_server() -> None:
     clients = (
         "tail",
+        "edge",
+        "forward",
         "history",
         "export",
         "receive",

@@ -1,0 +1,78 @@
+"""Builds forwarding: to upstreams, and from stores that forward to this one."""
+
+import msgspec
+
+from broker.accounts.room import AccountsRoom
+from broker.cluster.leases import LeaseName
+from broker.core import Core
+from broker.device_types.room import DeviceTypesRoom
+from broker.devices.room import DevicesRoom
+from broker.forwarding.edges import EdgeBook
+from broker.forwarding.forwarding import Forwarding
+from broker.forwarding.intake import Edges
+from broker.forwarding.port import Upstreams
+from broker.forwarding.store_id import store_id
+from broker.loops import Loop
+from broker.messages.room import MessagesRoom
+
+_LOOK_SECONDS = 60.0
+
+
+class ForwardingRoom(msgspec.Struct, frozen=True):
+    forwarding: Forwarding
+    edges: Edges
+    book: EdgeBook
+
+
+async def open_forwarding(
+    core: Core,
+    accounts: AccountsRoom,
+    device_types: DeviceTypesRoom,
+    devices: DevicesRoom,
+    messages: MessagesRoom,
+    upstreams: Upstreams | None,
+) -> ForwardingRoom:
+    """Without `upstreams`, nothing is forwarded; positions stay where they are."""
+    database, clock = core.database, core.clock
+    store = store_id(await database.read(lambda tx: tx.messages.mid_key()))
+    edges = Edges(
+        database,
+        clock,
+        core.router,
+        devices.registry,
+        devices.inventory,
+        device_types.catalog,
+        device_types.making,
+        messages.ingest,
+        store,
+    )
+    await edges.load()
+    book = EdgeBook(database, clock, messages.mids, edges)
+    lease = core.leases.of(LeaseName.FORWARDS)
+    forwarding = Forwarding(
+        database,
+        lease,
+        clock,
+        core.router,
+        devices.registry,
+        messages.ingest,
+        upstreams,
+        store,
+        core.settings,
+        messages.follower,
+    )
+    accounts.claims.ends("Stores that forward here", book.end_all_of)
+    core.life.worker(
+        "edges",
+        Loop(edges.load, every=_LOOK_SECONDS, failure="edges_not_read").run,
+        statistics=edges.statistics,
+    )
+    core.life.worker(
+        "forwards",
+        forwarding.run_forever,
+        lease=lease,
+        save=forwarding.save,
+        forget=forwarding.forget_all,
+        statistics=forwarding.statistics,
+    )
+    return ForwardingRoom(forwarding, edges, book)

@@ -1,0 +1,272 @@
+"""Messages of one store that are forwarded to another one (reference 30)."""
+
+from collections import Counter
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from trio.testing import MockClock
+
+from broker.devices.inventory import DeviceChanges
+from broker.forwarding.edges import NewEdge
+from broker.forwarding.port import UpstreamAnswer
+from broker.services import Services
+from config.settings import Forward, Settings
+from storage.keys import Position
+from tests.broker.forwarding.conftest import CENTRE, Two
+from tests.factories import BOBS, HALL, KITCHEN
+
+
+async def devices_of_edge(services: Services) -> list[Any]:
+    def read(tx: Any) -> list[Any]:
+        return [row["device"] for row in tx.connection.execute("SELECT device FROM edge_device ORDER BY remote")]
+
+    return [await services.devices.registry.get(key) for key in await services.core.database.read(read)]
+
+
+async def test_each_message_is_stored_once_whatever_is_lost_on_the_way(two: Two, autojump_clock: MockClock) -> None:
+    await two.settled()
+    two.line.faults.extend(["away", "unheard", "away", "unheard", "", "unheard"])
+    for value in range(30):
+        await two.send(value)
+        await two.settled(5)
+    await two.settled()
+    assert await two.at_centre() == Counter(range(30))
+    assert two.centre.forwarding.edges.statistics().again >= 1
+    status = two.status
+    assert (status.state, status.problem, status.sent, status.behind) == ("sends", "", 30, 0)
+    (device,) = await devices_of_edge(two.centre)
+    here = await two.edge.devices.registry.find(KITCHEN)
+    assert (device.record.name, device.owner_id) == (here.record.name, here.owner_id)
+    assert device.id != here.id
+
+
+async def test_a_message_keeps_its_time_and_its_mid_is_found_again(two: Two, autojump_clock: MockClock) -> None:
+    await two.settled()
+    await two.send(1, 2, ts=1_700_000_000_000)
+    await two.settled()
+
+    def read(tx: Any) -> list[Any]:
+        return list(tx.messages.after(Position(0)))
+
+    first, second = await two.centre.core.database.read(read)
+    assert {first.ts, second.ts} == {1_700_000_000_000}
+    book, ingest = two.centre.forwarding.book, two.centre.messages.ingest
+    theirs = [row for row in await two.edge.core.database.read(read) if row.ts == 1_700_000_000_000]
+    for row, sent in zip((first, second), theirs, strict=True):
+        origin = await book.origin(ingest.mid(row.position))
+        assert origin.remote_mid == two.edge.messages.ingest.mid(sent.position)
+        assert (await book.origin(origin.remote_mid, "attic")).position == row.position
+
+
+@pytest.mark.parametrize("forward", [replace(CENTRE, begin="start", order="newest")])
+async def test_with_the_newest_first_each_message_is_stored_once(two: Two, autojump_clock: MockClock) -> None:
+    await two.settled()
+    two.line.faults.extend(["away"] * 1_000)
+    for first in range(0, 4_000, 100):
+        await two.send(*range(first, first + 100))
+    await two.settled()
+    assert two.status.problem == "The upstream is away."
+    two.line.faults.clear()
+    two.line.faults.extend(["", "unheard", "", "away", "unheard"])
+    await two.send(4_000)
+    await two.settled()
+    assert await two.at_centre() == Counter(range(4_001))
+    batches = [one.batch for one in two.line.asked if one.batch is not None]
+    assert any(one.after < before.after for before, one in pairwise(batches)), "an older part later"
+
+
+async def test_actions_come_down_once(two: Two, autojump_clock: MockClock) -> None:
+    await two.settled()
+    await two.send(1)
+    await two.settled()
+    (device,) = await devices_of_edge(two.centre)
+    for _ in range(3):
+        two.centre.messages.ingest.submit_action(device, device, b'{"actions":[{"name":"setOn"}]}')
+        await two.centre.messages.ingest.wait_committed()
+        await two.settled(3)
+    await two.settled(60)
+
+    def read(tx: Any) -> list[Any]:
+        return list(tx.messages.actions_after(Position(0), limit=100))
+
+    got = await two.edge.core.database.read(read)
+    assert [(row.device, row.data) for row in got] == [(two.world.kitchen, '{"actions":[{"name":"setOn"}]}')] * 3
+    assert two.status.actions == 3
+
+
+async def test_a_second_copy_of_a_store_is_refused_until_an_operator_accepts_it(
+    two: Two, autojump_clock: MockClock
+) -> None:
+    await two.settled()
+    await two.send(1)
+    await two.settled()
+    batch = next(one.batch for one in reversed(two.line.asked) if one.batch is not None)
+    edges = two.centre.forwarding.edges
+    edge = await edges.authenticate(two.line.token)
+    copy = replace(batch, id="c" * 32, previous="", after=batch.upto, upto=batch.upto + 5, messages=())
+    with pytest.raises(Exception, match="Two copies of this store send"):
+        await edges.receive(edge, copy)
+    (shown,) = edges.statistics().edges
+    assert "edge accept attic" in shown.problem
+    await two.centre.forwarding.book.accept("attic", new_positions=True)
+    assert (await edges.receive(edge, copy)).upto == copy.upto
+    await two.send(2)
+    await two.settled()
+    assert "Two copies of this store send" in two.status.problem
+    assert two.status.state == "waits"
+    await two.centre.forwarding.book.accept("attic", new_positions=False)
+    await two.edge.forwarding.forwarding.rewind("centre", batch.upto - 1)
+    await two.settled()
+    assert two.status.problem == ""
+
+
+async def test_loops_are_refused(two: Two, autojump_clock: MockClock) -> None:
+    await two.settled()
+    await two.send(1)
+    await two.settled()
+    batch = next(one.batch for one in reversed(two.line.asked) if one.batch is not None)
+    edges = two.centre.forwarding.edges
+    edge = await edges.authenticate(two.line.token)
+    with pytest.raises(Exception, match="would come back"):
+        edges.greet(edge, edges.store)
+    sent = next(iter(batch.devices.values()))
+    through = replace(sent, path=(edges.store, batch.store))
+    again = replace(
+        batch,
+        id="d" * 32,
+        previous=batch.id,
+        after=batch.upto,
+        upto=batch.upto + 1,
+        messages=(),
+        devices={"x": through},
+    )
+    with pytest.raises(Exception, match="come through this store"):
+        await edges.receive(edge, again)
+
+
+async def test_a_message_of_the_upstream_is_not_sent_back_to_it(two: Two, autojump_clock: MockClock) -> None:
+    """As the centre would forward to the edge: the devices of the edge are left out."""
+    await two.settled()
+    await two.send(1)
+    await two.settled()
+    (device,) = await devices_of_edge(two.centre)
+    paths = await two.centre.core.database.read(lambda tx: tx.forwarding.paths_of([device.key]))
+    assert paths == {device.key: (two.edge.forwarding.forwarding.store,)}
+
+
+@pytest.mark.parametrize("forward", [replace(CENTRE, devices=(HALL, "owner:bob@example.org"))])
+async def test_only_the_devices_of_the_entry_are_forwarded(two: Two, autojump_clock: MockClock) -> None:
+    await two.settled()
+    await two.send(1)
+    await two.send(2, device=HALL)
+    await two.send(3, device=BOBS)
+    await two.settled()
+    assert await two.at_centre() == Counter([2, 3])
+    assert two.status.behind == 0
+
+
+async def test_a_type_that_the_upstream_does_not_know_is_brought_where_it_may_be(
+    two: Two, autojump_clock: MockClock
+) -> None:
+    await two.settled()
+    renamed = "UPDATE device_type SET unique_name = 'other.lamp' WHERE unique_name = 'example.smart_light'"
+    await two.centre.core.database.write(lambda tx: tx.connection.execute(renamed) and None)
+    await two.centre.device_types.catalog.reload()
+    await two.send(1)
+    await two.settled()
+    assert "There is no device type" in two.status.problem
+    assert two.status.behind == 1
+    _, two.line.token = await two.centre.forwarding.book.add(NewEdge("cellar", "ada@example.org", "Acme", 5))
+    await two.settled()
+    assert await two.at_centre() == Counter([1])
+    (device,) = await devices_of_edge(two.centre)
+    here = await two.edge.devices.registry.find(KITCHEN)
+    assert device.type.record.unique_name == here.type.record.unique_name
+    assert not device.type.record.published
+
+
+async def test_a_device_that_was_deleted_at_the_upstream_gets_nothing(two: Two, autojump_clock: MockClock) -> None:
+    await two.settled()
+    await two.send(1)
+    await two.settled()
+    (device,) = await devices_of_edge(two.centre)
+    await two.centre.devices.inventory.delete(device)
+    await two.send(2)
+    await two.settled()
+    assert two.status.problem == ""
+    assert await two.at_centre() == Counter([1])
+    assert two.centre.forwarding.edges.statistics().dropped == 1
+
+
+async def test_a_disabled_device_keeps_what_comes_among_its_failed_messages(
+    two: Two, autojump_clock: MockClock
+) -> None:
+    await two.settled()
+    await two.send(1)
+    await two.settled()
+    (device,) = await devices_of_edge(two.centre)
+    await two.centre.devices.inventory.change(device, DeviceChanges(enabled=False))
+    await two.send(2)
+    await two.settled()
+    failed, number = await two.centre.core.database.read(lambda tx: tx.messages.failed(device.key, offset=0, limit=9))
+    assert (number, failed[0].payload) == (1, '{"intensity":2}')
+
+
+NONSENSE = [
+    (UpstreamAnswer(200, {}, b"<html>"), "does not answer as a Trunkline"),
+    (UpstreamAnswer(200, {}, b'{"data":{"upto":99999,"now":1}}'), "stored what it was not sent"),
+    (UpstreamAnswer(200, {}, b'{"data":{"upto":-1,"now":1}}'), "does not answer as a Trunkline"),
+    (UpstreamAnswer(200, {}, b"[" * 100_000), "does not answer as a Trunkline"),
+    (UpstreamAnswer(302, {"location": "http://evil.example"}, b""), "is not followed"),
+    (UpstreamAnswer(401, {}, b""), "does not know the token"),
+    (UpstreamAnswer(403, {}, b'{"error":{"message":"No\\u0000 way"}}'), "403: No  way"),
+    (UpstreamAnswer(404, {}, b"nothing"), "There is no Trunkline"),
+    (UpstreamAnswer(413, {}, b"\xff"), "HTTP status 413"),
+    (UpstreamAnswer(429, {"retry-after": "100"}, b"[]"), "HTTP status 429"),
+    (UpstreamAnswer(503, {"retry-after": "soon"}, b'{"error":7}'), "HTTP status 503"),
+]
+
+
+async def test_whatever_the_upstream_answers_is_said_and_tried_again(two: Two, autojump_clock: MockClock) -> None:
+    await two.settled()
+    for number, (answer, text) in enumerate(NONSENSE):
+        two.line.faults.extend([answer])
+        await two.send(number)
+        await two.settled(0.1)
+        assert text in two.status.problem, text
+        await two.settled()
+        assert two.status.problem == ""
+    assert await two.at_centre() == Counter(range(len(NONSENSE)))
+
+
+async def test_it_goes_on_after_a_restart_and_takes_new_entries(
+    two: Two, autojump_clock: MockClock, settings: Settings, forward: Forward
+) -> None:
+    await two.settled()
+    await two.send(1)
+    await two.settled()
+    running = two.edge.forwarding.forwarding
+    running.renew(replace(settings, forward=()))
+    await two.send(2)
+    await two.settled()
+    assert running.entries() == ()
+    running.renew(replace(settings, forward=(forward,)))
+    await two.settled()
+    assert await two.at_centre() == Counter([1, 2])
+    stored = await two.edge.core.database.read(lambda tx: tx.forwarding.forward("centre"))
+    assert stored is not None
+    assert (stored.gaps, stored.mark) == ((), await two.edge.core.database.read(lambda tx: tx.messages.head()))
+
+
+async def test_status_says_how_far_behind_it_is_and_when_retention_begins(two: Two, autojump_clock: MockClock) -> None:
+    two.edge.forwarding.forwarding._forwarders["centre"]._retention_days = 2
+    await two.settled()
+    two.line.faults.extend(["away"] * 1_000)
+    await two.send(1, 2, 3)
+    two.clock.advance(60_000)
+    await two.settled(60)
+    status = two.status
+    assert (status.behind, status.behind_seconds, status.state) == (3, 60, "waits")
+    assert status.deletes_on == two.clock.now - 60_000 + 2 * 86_400_000
