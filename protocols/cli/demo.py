@@ -17,9 +17,12 @@ import trio
 
 from broker.device_management.configuration import ConfigurationChange
 from broker.device_types.examples import load_examples
+from broker.errors import NotFound
+from broker.forwarding.edges import NewEdge
 from broker.ids import new_id
 from broker.provisioning import ProvisionReport
 from broker.services import Services
+from config.limits import EDGE_DEVICES
 from config.logging import configure_logging
 from config.settings import (
     Address,
@@ -54,6 +57,7 @@ _LIGHT, _WEATHER, _BOARD = "example.smart_light", "example.weather_station", "ex
 _DOOR = "example.door_sensor"
 _LWM2M_BOARD = "demo.lwm2m_board"
 _DAY_SECONDS = 86_400
+_EDGE = "edge"
 _LISTENERS = {"mqtt": "mqtt", "websocket": "http", "http": "http", "lwm2m": "lwm2m_dtls"}
 
 
@@ -241,6 +245,8 @@ async def _run(
                 about = introduction_of(nodes, balancer_line(balancer, is_balanced=is_balanced), shown["http"])
             code = await services.accounts.console.new_code(_ADMINISTRATOR)
             link = f"http://{shown['http']}/console/enter?code={code}"
+            edge = await _edge_token(services, settings.state_dir)
+            about.append(f'  Edge      forwards here: [[forward]] to = "http://{shown["http"]}", token_file = "{edge}"')
             introduction = _introduction(settings, shown, report, user_token, tokens, link, about)
             click.echo("\n".join(introduction))
             output = None if show_actions else subprocess.DEVNULL
@@ -378,6 +384,19 @@ def _rule(id_: str, name: str, condition: Mapping[str, Any], action: str) -> Map
         "name": name,
         "rule": {"if": {"and": [condition]}, "then": [{"ddid": _DEVICES[0].id, "action": action}]},
     }
+
+
+async def _edge_token(services: Services, state: Path) -> Path:
+    """The file with the token of a store that may forward here; it is renewed in every run."""
+    path = state / "edge.token"
+    try:
+        _, token = await services.forwarding.book.renew(_EDGE)
+    except NotFound:
+        new = NewEdge(_EDGE, _ADMINISTRATOR, _ORGANIZATION, EDGE_DEVICES)
+        _, token = await services.forwarding.book.add(new)
+    path.touch(mode=0o600)
+    path.write_text(f"{token}\n", encoding="ascii")
+    return path
 
 
 async def _device_token(services: Services, device_id: str) -> str:

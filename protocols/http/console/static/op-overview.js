@@ -91,6 +91,24 @@ function topicDevices(entries) {
       h("td", { "data-label": _("Keys without a device") }, one.unknown.join(", ") || "–"))))));
 }
 
+function forwarding(upstreams, edges) {
+  body.forwardingBox.hidden = upstreams.length + edges.length === 0;
+  if (body.forwardingBox.hidden) return;
+  const state = (one) => one.problem ? badge(one.problem, "bad") : badge(one.state === "elsewhere" ? _("another node forwards") : _("sends"), "good");
+  fill(body.forwarding,
+    upstreams.length ? h("table", { class: "cards" }, h("caption", { class: "unseen" }, _("Upstreams")), heads(_("Upstream"), _("To"), `${_("Sent")}#`, `${_("Actions")}#`, _("Behind"), _("Retention deletes from"), _("State")),
+      h("tbody", {}, upstreams.map((one) => h("tr", {}, h("th", { scope: "row" }, one.name), h("td", { "data-label": _("To") }, h("code", {}, one.to)),
+        h("td", { "data-label": _("Sent"), class: "size" }, whole(one.sent)), h("td", { "data-label": _("Actions"), class: "size" }, whole(one.actions)),
+        h("td", { "data-label": _("Behind") }, one.behind ? _("{rows} rows, {seconds} s", { rows: whole(one.behind), seconds: whole(Math.round(one.behind_seconds)) }) : "–"),
+        h("td", { "data-label": _("Retention deletes from") }, one.deletes_on === null ? "–" : fullTime(one.deletes_on)),
+        h("td", { "data-label": _("State") }, state(one)))))) : null,
+    edges.length ? h("table", { class: "cards" }, h("caption", { class: "unseen" }, _("Edges")), heads(_("Edge"), `${_("Messages")}#`, `${_("Dropped")}#`, _("Last message"), _("State")),
+      h("tbody", {}, edges.map((one) => h("tr", {}, h("th", { scope: "row" }, one.name),
+        h("td", { "data-label": _("Messages"), class: "size" }, whole(one.messages)), h("td", { "data-label": _("Dropped"), class: "size" }, whole(one.dropped)),
+        h("td", { "data-label": _("Last message") }, one.seen_on === null ? "–" : fullTime(one.seen_on)),
+        h("td", { "data-label": _("State") }, one.problem ? badge(one.problem, "bad") : badge(_("takes"), "good")))))) : null);
+}
+
 function connections(data) {
   const all = data.node?.nodes ?? [];
   if (!all.length) return [[_("Connections of devices"), whole(of(data, "connections", "links"))]];
@@ -120,6 +138,7 @@ function paint(data) {
     room.parts.length ? h("table", {}, h("caption", { class: "unseen" }, _("Parts of the store")), heads(_("Part of the store"), `${_("Size")}#`, `${_("Comes a day")}#`), h("tbody", {}, [...room.parts].sort((a, b) => b.bytes - a.bytes).map((one) =>
       h("tr", {}, h("th", { scope: "row" }, one.name), h("td", { class: "size" }, fileSize(one.bytes)), h("td", { class: "size" }, one.bytesADay ? fileSize(one.bytesADay) : "–"))))) : null);
   topicDevices(data.statistics["topic devices"]?.entries ?? []);
+  forwarding(data.statistics.forwards?.entries ?? [], data.statistics.edges?.edges ?? []);
   const lags = [[_("snapshots and rollups"), of(data, "folds", "held_rows")], [_("rules"), of(data, "rules", "waiting_rows")], [_("subscriptions"), of(data, "subscriptions", "backlog")],
     [_("connectors"), of(data, "connectors", "waiting")], [_("mails"), of(data, "mails", "waiting")]];
   fill(body.consumers, h("table", {}, h("caption", { class: "unseen" }, _("Waiting for each consumer")), heads(_("Consumer"), `${_("Messages behind")}#`), h("tbody", {}, lags.map(([name, behind]) =>
@@ -171,8 +190,10 @@ async function load() {
     body.statistics = h("details", { id: "statistics" }, h("summary", {}, _("Every statistic")), body.numbers);
     body.topics = part();
     body.topicsBox = h("div", { id: "topics", hidden: true }, box(_("Topics and hooks"), body.topics));
+    body.forwarding = part();
+    body.forwardingBox = h("div", { id: "forwarding", hidden: true }, box(_("Upstreams and edges"), body.forwarding));
     body.nodesBox = h("div", { id: "nodes", hidden: true }, box(_("Nodes"), body.nodes));
-    fill(page, box(_("Now"), body.alarms, body.figures), body.nodesBox, box(_("The last day"), body.day), box(_("Listeners"), body.listeners), box(_("Store and disk"), body.room), body.topicsBox, box(_("Consumers of the log"), body.consumers),
+    fill(page, box(_("Now"), body.alarms, body.figures), body.nodesBox, box(_("The last day"), body.day), box(_("Listeners"), body.listeners), box(_("Store and disk"), body.room), body.topicsBox, body.forwardingBox, box(_("Consumers of the log"), body.consumers),
       box(_("Checks of the doctor"), h("p", { class: "row" }, sameCommand("doctor")), body.doctor),
       box(_("Statistics"), h("p", { class: "row" }, sameCommand("statistics"), button(_("Diagnostics file"), (event) => attempt(async () => {
         const answer = await get("/operator/diagnostics");
