@@ -39,6 +39,7 @@ OWN_ROWS: Final = (
     ("personal_organization", "user"),
     ("rule_request", "owner"),
     ("alarm", "owner"),
+    ("home", "user"),
     ("alarm_notice", "user"),
     ("alarm_telling", "user"),
     ("export", "user"),

@@ -179,6 +179,28 @@ async def test_values_of_coap_node_are_messages_and_it_does_actions(services: Se
         assert latest(await session.read((3308, 0, 5900))) == {(3308, 0, 5900): 24.5}
 
 
+async def test_coap_node_is_written_what_is_wanted_and_reports_it(services: Services, world: object) -> None:
+    """Reference 9.10: wanted before the device registers, written then, and reached by its notification."""
+    fields = [{"name": "target", "valueClass": "Double", "lwm2m": "/3308/0/5900", "settable": True}]
+    await services.device_types.manifests.upload("example.smart_light", {"fields": fields})
+    device = await services.devices.registry.find(KITCHEN)
+
+    async def is_reached() -> None:
+        with trio.fail_after(30):
+            while [one.state for one in (await services.wanted.show(device)).fields] != ["reached"]:
+                await services.messages.ingest.wait_committed()
+                await trio.lowlevel.checkpoint()
+
+    await services.wanted.put(device, b'{"target":23.5}', expires_after=600, application_id=None)
+    registrations = services.device_management.registrations
+    async with _serve(services, registrations) as listening, _coap_node(listening) as process:
+        assert await _line(process) == "2.01"
+        await is_reached()
+        session = registrations.work.session_of(device.key)
+        assert session is not None
+        assert latest(await session.read((3308, 0, 5900))) == {(3308, 0, 5900): 23.5}
+
+
 class TestLibcoap:
     """libcoap's clients. They send the requests of a device and answer none."""
 
