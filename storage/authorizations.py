@@ -9,21 +9,32 @@ from typing import Any
 
 from storage.keys import ApplicationKey, UserKey
 from storage.records import AuthorizationCodeRecord, DeviceCodeRecord, RefreshTokenRecord
+from storage.signing_keys import SigningKeyStore
 from storage.sql import Store, values_of
 
 _KEPT_DEVICE_CODE_MS = 86_400_000  # until then an old code is answered as expired, afterwards as unknown
 
 
 class AuthorizationStore(Store):
+    @property
+    def signing_keys(self) -> SigningKeyStore:
+        """The keys that sign ID tokens."""
+        return SigningKeyStore(self._db)
+
     # Families and refresh tokens
 
-    def add_family(self, *, application: ApplicationKey, user: UserKey, method: str, now_ms: int) -> int:
-        row = self._insert(
-            "token_family",
-            {"application": application, "user": user, "method": method, "created_on": now_ms, "usable_until": now_ms},
-            "RETURNING key",
-        ).one()
+    def add_family(
+        self, *, application: ApplicationKey, user: UserKey, method: str, now_ms: int, scope: str = ""
+    ) -> int:
+        values = {"application": application, "user": user, "method": method, "scope": scope}
+        times = {"created_on": now_ms, "usable_until": now_ms}
+        row = self._insert("token_family", {**values, **times}, "RETURNING key").one()
         return int(row["key"]) if row else 0
+
+    def scope_of(self, family: int) -> str:
+        """The scopes of OpenID Connect with which the family began."""
+        row = self._db.execute("SELECT scope FROM token_family WHERE key = :key", {"key": family}).one()
+        return str(row["scope"]) if row else ""
 
     def end_families(self, families: Collection[int]) -> list[bytes]:
         """Delete families, their refresh tokens and access tokens; return the hashes of the access tokens."""
@@ -107,7 +118,7 @@ class AuthorizationStore(Store):
 
     def add_code(self, code: AuthorizationCodeRecord) -> None:
         names = ("hash", "application", "user", "redirect_uri", "code_challenge", "expires_on")
-        self._insert("authorization_code", values_of(code, names))
+        self._insert("authorization_code", values_of(code, (*names, "scope", "nonce", "signed_in_on")))
 
     def code(self, hash_: bytes) -> AuthorizationCodeRecord | None:
         row = self._db.execute("SELECT * FROM authorization_code WHERE hash = :hash", {"hash": hash_}).one()

@@ -96,6 +96,9 @@ class AuthorizationCodeRecord(msgspec.Struct, frozen=True):
     expires_on: int
     used_on: int | None = None
     family: int | None = None
+    scope: str = ""  # of OpenID Connect; empty: plain OAuth 2
+    nonce: str | None = None
+    signed_in_on: int | None = None
 
 
 class DeviceCodeRecord(msgspec.Struct, frozen=True):

@@ -35,6 +35,7 @@ SEALED_COLUMNS: Final = (
     SealedColumn("external_sign_in", "content", "hash"),
     SealedColumn("mail", "content", "key"),
     SealedColumn("second_factor", "secret", "user"),
+    SealedColumn("signing_key", "sealed", "key"),
     STORE_KEY,
     SealedColumn("subscription", "nonce", "key"),
     SealedColumn("subscription", "old_webhook_secret", "key"),

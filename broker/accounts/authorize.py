@@ -31,8 +31,10 @@ import msgspec
 from broker.accounts.applications import Application, Method, find_application
 from broker.accounts.consent import ConsentScreen, must_ask, save_consent, screen_of
 from broker.accounts.issuance import Issuance
+from broker.accounts.openid import OpenIdRequest, SigningKeys, scope_of
 from broker.accounts.redirects import QueryParameters, with_parameters
 from broker.accounts.tokens import Tokens
+from broker.clock import Clock
 from broker.ids import new_id
 from broker.secrets import token_hash
 from broker.trace.audit import AuditEvent, note
@@ -51,7 +53,12 @@ _KNOWN: Final = (
     "test_css_blank",
     "code_challenge",
     "code_challenge_method",
+    "nonce",
+    "max_age",
 )
+_PROMPTS: Final = frozenset({"none", "login", "consent", "select_account"})  # OpenID Connect Core 1.0, 3.1.2.1
+_NONCE_CHARACTERS: Final = 512
+_SECONDS: Final = re.compile(r"[0-9]{1,9}")
 _CHALLENGE: Final = re.compile(r"[A-Za-z0-9_-]{43}")  # RFC 7636, 4.2: SHA-256 in Base64url without padding
 
 
@@ -76,8 +83,11 @@ class AuthorizationRequest(msgspec.Struct, frozen=True):
     redirect_uri: str
     state: str | None
     code_challenge: str | None
-    login_wanted: bool  # prompt=login
+    login_wanted: bool  # prompt=login or select_account
     consent_wanted: bool  # prompt=consent
+    silent: bool  # prompt=none
+    max_age: int | None  # seconds since the person signed in
+    openid: OpenIdRequest  # with an empty scope: plain OAuth 2
     account_type: str | None
     blank_style: bool  # test_css_blank
     query: bytes  # the query string of the request, unchanged: the value of the form field `continue`
@@ -93,33 +103,47 @@ AuthorizationOutcome = AuthorizationRequest | Redirect | ErrorPage
 
 
 class Authorize:
-    def __init__(self, database: Database, tokens: Tokens) -> None:
+    def __init__(self, database: Database, tokens: Tokens, clock: Clock, signing_keys: SigningKeys) -> None:
         self._database = database
         self._tokens = tokens
+        self._clock = clock
+        self._signing_keys = signing_keys
 
     async def read(self, query: bytes) -> AuthorizationOutcome:
         """Check a query string against every row of the error table that does not depend on the person."""
         return await self._database.look_up(lambda tx: _decide(tx, query))
+
+    def is_too_old(self, request: AuthorizationRequest, signed_in_on: int) -> bool:
+        """Whether the request wants a person who has signed in later than that (`max_age`)."""
+        return request.max_age is not None and self._clock.now_ms() - signed_in_on > request.max_age * 1000
 
     async def consent_needed(self, request: AuthorizationRequest, user: UserKey) -> ConsentScreen | None:
         """The permission screen; None when the application asks for nothing that still needs the user's consent."""
         return await self._database.look_up(lambda tx: _screen(tx, request, user))
 
     async def allow(
-        self, request: AuthorizationRequest, user: UserKey, *, agreed: ConsentScreen | None = None
+        self,
+        request: AuthorizationRequest,
+        user: UserKey,
+        *,
+        agreed: ConsentScreen | None = None,
+        signed_in_on: int | None = None,
     ) -> Redirect | ErrorPage | ConsentScreen:
         """Store the grants and issue the code or the tokens, after the person agreed or when no consent is needed.
 
         Args:
             user: the key of the person who signed in.
             agreed: the screen that the person agreed to; None when there was no screen to show.
+            signed_in_on: when the person has signed in, for the ID token.
 
         Returns:
             The redirect to the application. If the request is no longer valid: what `read` returns now. If the
             application now asks for something else than `agreed`: the screen to show instead. In the last two cases
             nothing was stored.
         """
-        return await self._tokens.change(lambda issuance: _complete(issuance, request, user, agreed))
+        if request.openid.scope:
+            await self._signing_keys.ensure()
+        return await self._tokens.change(lambda issuance: _complete(issuance, request, user, agreed, signed_in_on))
 
     async def deny(self, request: AuthorizationRequest) -> Redirect:
         """Refuse the request. Only the refusal is stored."""
@@ -136,7 +160,11 @@ class Authorize:
 
 
 def _complete(
-    issuance: Issuance, request: AuthorizationRequest, user: UserKey, agreed: ConsentScreen | None
+    issuance: Issuance,
+    request: AuthorizationRequest,
+    user: UserKey,
+    agreed: ConsentScreen | None,
+    signed_in_on: int | None,
 ) -> Redirect | ErrorPage | ConsentScreen:
     """Check the request again in the transaction that issues: the application may have changed since `read`."""
     decided = _decide(issuance.tx, request.query)
@@ -161,6 +189,9 @@ def _complete(
             decided.redirect_uri,
             decided.code_challenge,
             issuance.now_ms + AUTHORIZATION_CODE_SECONDS * 1000,
+            scope=decided.openid.scope,
+            nonce=decided.openid.nonce,
+            signed_in_on=signed_in_on if decided.openid.scope else None,
         )
     )
     return Redirect(with_parameters(decided.redirect_uri, [("code", code), ("state", decided.state)]))
@@ -185,18 +216,26 @@ def _decide(tx: Transaction, query: bytes) -> AuthorizationOutcome:
     implicit, state = _is_implicit(given), given.one("state")
     if (error := _error_in(given, application)) is not None:
         return _error(redirect_uri, error, state, fragment=implicit)
+    prompts = _prompts(given)
     return AuthorizationRequest(
         application=application,
         implicit=implicit,
         redirect_uri=redirect_uri,
         state=state,
         code_challenge=given.one("code_challenge"),
-        login_wanted=given.one("prompt") == "login",
-        consent_wanted=given.one("prompt") == "consent",
+        login_wanted=bool(prompts & {"login", "select_account"}),
+        consent_wanted="consent" in prompts,
+        silent="none" in prompts,
+        max_age=None if (age := given.one("max_age")) is None else int(age),
+        openid=OpenIdRequest(scope_of(given.one("scope")), given.one("nonce")),
         account_type=given.one("account_type"),
         blank_style=given.one("test_css_blank") is not None,
         query=query,
     )
+
+
+def _prompts(given: QueryParameters) -> frozenset[str]:
+    return frozenset((given.one("prompt") or "").split())
 
 
 def _is_implicit(given: QueryParameters) -> bool:
@@ -207,8 +246,16 @@ def _is_implicit(given: QueryParameters) -> bool:
 def _error_in(given: QueryParameters, application: Application) -> str | None:
     if given.repeated(_KNOWN) or given.one("response_type") not in {"code", "token"}:
         return "invalid_request"
-    if given.one("prompt") not in {None, "login", "consent"}:
+    prompts = _prompts(given)
+    if not prompts <= _PROMPTS or ("none" in prompts and len(prompts) > 1):
         return "invalid_request"
+    if (age := given.one("max_age")) is not None and _SECONDS.fullmatch(age) is None:
+        return "invalid_request"
+    if len(given.one("nonce") or "") > _NONCE_CHARACTERS:
+        return "invalid_request"
+    for name in ("request", "request_uri"):  # OpenID Connect Core 1.0, 6.1 and 6.2
+        if given.all(name):
+            return f"{name}_not_supported"
     challenge, method = given.one("code_challenge"), given.one("code_challenge_method")
     if (challenge is None) != (method is None):
         return "invalid_request"

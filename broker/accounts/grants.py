@@ -29,6 +29,7 @@ from broker.accounts.applications import Application, Method
 from broker.accounts.clients import BY_BASIC, BY_ID, BY_OLD_TOKEN, BY_POST, WITH_SECRET, Credentials, old_tokens
 from broker.accounts.device_codes import new_user_code
 from broker.accounts.issuance import Issuance, NewTokens
+from broker.accounts.openid import OpenIdRequest, id_token
 from broker.secrets import token_hash
 from broker.site import AccountsRoot
 from config.limits import DEVICE_POLL_GROWTH_SECONDS, DEVICE_POLL_TOLERANCE_MS, REFRESH_REPEAT_SECONDS
@@ -145,9 +146,24 @@ class AuthorizationCode(OAuthGrant, AuthorizationCodeGrant):
         code: AuthorizationCodeRecord = self.request.authorization_code.record
         # Tokens that were obtained with the client secret need it for a refresh, too; others need only `client_id`.
         method = Method.AUTHORIZATION_CODE if self.request.auth_method in WITH_SECRET else Method.PKCE
-        tokens, family = self._issuance.for_user(code.application, code.user, method)
+        tokens, family = self._issuance.for_user(code.application, code.user, method, code.scope)
         self._issuance.tx.authorizations.use_code(code.hash, family=family, now_ms=self._issuance.now_ms)
-        return tokens.answer()
+        if not code.scope:
+            return tokens.answer()
+        return tokens.answer() | {"scope": code.scope, "id_token": self._id_token(code, tokens.access_token)}
+
+    def _id_token(self, code: AuthorizationCodeRecord, access_token: str) -> str:
+        signed: str = id_token(
+            self._issuance.tx,
+            self.server.vault,
+            self.request.user,
+            OpenIdRequest(code.scope, code.nonce, code.signed_in_on),
+            issuer=self.server.terms.root.origin,
+            client_id=self._application.id,
+            access_token=access_token,
+            now_ms=self._issuance.now_ms,
+        )
+        return signed
 
     def delete_authorization_code(self, code: _Code) -> None:
         """Keep the code: `use_code` marked it as used, with its token family, so that a replay is recognised."""

@@ -75,10 +75,12 @@ class Issuance:
         self._keep(tokens, application, user=None, family=None, by="client_credentials")
         return tokens
 
-    def for_user(self, application: ApplicationKey, user: UserKey, method: Method) -> tuple[NewTokens, int]:
-        """The first tokens of a new family, and the family."""
+    def for_user(
+        self, application: ApplicationKey, user: UserKey, method: Method, scope: str = ""
+    ) -> tuple[NewTokens, int]:
+        """The first tokens of a new family, and the family. `scope`: that of OpenID Connect."""
         family = self.tx.authorizations.add_family(
-            application=application, user=user, method=method, now_ms=self.now_ms
+            application=application, user=user, method=method, now_ms=self.now_ms, scope=scope
         )
         return self._in_family(application, user, family, by=method), family
 

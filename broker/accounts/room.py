@@ -18,6 +18,7 @@ from broker.accounts.invitations import AccountInvitations
 from broker.accounts.issuance import Lifetimes
 from broker.accounts.one_time_codes import FactorCheck
 from broker.accounts.open_sessions import OpenSessions
+from broker.accounts.openid import SigningKeys
 from broker.accounts.operators import Operators
 from broker.accounts.organizations import Organizations
 from broker.accounts.own_account import OwnAccount
@@ -30,6 +31,7 @@ from broker.accounts.sessions import FormKeys, Sessions
 from broker.accounts.sign_up import SignUp
 from broker.accounts.token_endpoints import TokenEndpoints
 from broker.accounts.tokens import Tokens
+from broker.accounts.userinfo import Userinfo
 from broker.accounts.users import Users, report_same_addresses
 from broker.accounts.wrong_tokens import WrongTokens
 from broker.core import Core
@@ -48,6 +50,8 @@ class AccountsRoom(msgspec.Struct, frozen=True):
     properties: ApplicationProperties
     passwords: Passwords
     authorize: Authorize
+    signing_keys: SigningKeys
+    userinfo: Userinfo
     grants: TokenEndpoints
     device_codes: DeviceCodes
     sessions: Sessions
@@ -79,6 +83,7 @@ async def open_accounts(core: Core, mails: Mails, providers: Providers | None) -
     sessions = Sessions(database, clock, hashing, vault, factor_check)
     await report_same_addresses(database)
     claims = Claims(database)
+    signing_keys = SigningKeys(database, vault, clock)
     core.life.worker("token expiry", tokens.end_expired_forever)
     return AccountsRoom(
         tokens=tokens,
@@ -90,7 +95,9 @@ async def open_accounts(core: Core, mails: Mails, providers: Providers | None) -
         granted=GrantedApplications(database, tokens, permissions),
         properties=ApplicationProperties(database),
         passwords=passwords,
-        authorize=Authorize(database, tokens),
+        authorize=Authorize(database, tokens, clock, signing_keys),
+        signing_keys=signing_keys,
+        userinfo=Userinfo(database),
         grants=TokenEndpoints(tokens, vault, DeviceCodeTerms.of(settings, core.site.accounts)),
         device_codes=DeviceCodes(database, clock),
         sessions=sessions,

@@ -59,7 +59,7 @@ class TokenServer(AuthorizationServer):
         super().__init__()
         self.issuance = issuance
         self.terms = terms
-        self._vault = vault
+        self.vault = vault
         self.register_grant(AuthorizationCode, [S256(required=True)])
         for grant in (ClientCredentials, RefreshToken, DeviceCode):
             self.register_grant(grant)
@@ -68,7 +68,7 @@ class TokenServer(AuthorizationServer):
     def authenticate_client(self, request: TokenServerRequest, methods: list[str], _endpoint: str = "token") -> Client:
         identity = authenticate_client(
             self.issuance.tx,
-            self._vault,
+            self.vault,
             request.credentials,
             request.parameters,
             by_old_token=BY_OLD_TOKEN in methods,

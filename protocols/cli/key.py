@@ -22,6 +22,7 @@ from protocols.operation.key_file import KeyFileError
 from protocols.operation.state import open_state
 from storage.audit import AuditStore
 from storage.engines import StoreAnywhere, engine_of
+from storage.signing_keys import SigningKeyStore
 
 
 @click.group()
@@ -84,6 +85,17 @@ def _reseal(engine: StoreAnywhere, vault: Vault) -> Resealing:
         done = reseal(store, vault)
         enter(Origin("command line", f"operator {os.getuid()}"))
         store.begin(write=True)
-        AuditStore(store).add(entry_of(AuditEvent.KEY_ROTATED, now_ms=time.time_ns() // 1_000_000))
+        now_ms = time.time_ns() // 1_000_000
+        AuditStore(store).add(entry_of(AuditEvent.KEY_ROTATED, now_ms=now_ms))
+        renew_signing_key(SigningKeyStore(store), vault, now_ms)
         store.commit()
         return done
+
+
+def renew_signing_key(keys: SigningKeyStore, vault: Vault, now_ms: int) -> None:
+    """Another key for ID tokens, where the store has one: somebody who has the old seal key may have opened that."""
+    if keys.newest() is not None:
+        from broker.accounts.openid import new_signing_key  # noqa: PLC0415 - most stores have none
+
+        keys.remove_all()
+        keys.add(new_signing_key(vault, now_ms=now_ms))

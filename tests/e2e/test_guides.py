@@ -176,6 +176,8 @@ def test_every_block_is_known(world: World) -> None:
         ("recipes", "toml", "rules"),
         ("recipes", "sh", "sessions"),
         ("recipes", "json", "node-red"),
+        ("recipes", "ini", "grafana"),
+        ("recipes", "js", "node-red-sign-in"),
         ("recipes", "conf", "bridge"),
     }
 

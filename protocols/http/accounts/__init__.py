@@ -22,6 +22,7 @@ from protocols.http.accounts.discovery import discovery_blueprint
 from protocols.http.accounts.external import external_blueprint
 from protocols.http.accounts.go import go_blueprint
 from protocols.http.accounts.information import information_blueprint
+from protocols.http.accounts.openid import openid_blueprint
 from protocols.http.accounts.pages import UNUSED_DAYS_SETTING, style_blueprint
 from protocols.http.accounts.provider_redirects import ProviderRedirects
 from protocols.http.accounts.reset import reset_blueprint
@@ -60,10 +61,12 @@ def install_accounts(
         accounts.external.names,
     )
     provider_redirects = ProviderRedirects(accounts.external, browsers, root)
+    guard = Guard(accounts.tokens, rooms.registration.admission)
     flow = AuthorizationFlow(accounts.authorize, browsers, provider_redirects)
     for blueprint in (
         token_blueprint(accounts.grants.at(root)),
-        information_blueprint(accounts.tokens, Guard(accounts.tokens, rooms.registration.admission)),
+        information_blueprint(accounts.tokens, guard),
+        openid_blueprint(accounts.signing_keys, accounts.userinfo, guard),
         sign_in_blueprint(flow, accounts.sessions, browsers),
         sign_in_code_blueprint(flow, accounts.sessions, browsers),
         account_blueprint(accounts.open_sessions, accounts.second_factors, browsers),

@@ -1,5 +1,6 @@
 """The forms of the pages: reading what a browser posts, and the fields that forms carry."""
 
+from collections.abc import Collection
 from typing import Final
 from urllib.parse import parse_qsl, quote, unquote_plus
 
@@ -34,10 +35,10 @@ def as_field(query: bytes) -> str:
     return query.decode("latin-1")
 
 
-def in_address(query: bytes, *, but: str | None) -> str:
-    """A query string for an address, with the same meaning, without the parameter `but`."""
+def in_address(query: bytes, *, but: Collection[str]) -> str:
+    """A query string for an address, with the same meaning, without the parameters `but`."""
     given = query.decode("latin-1").split("&")
-    kept = [one for one in given if unquote_plus(one.partition("=")[0]).lstrip("?") != but]
+    kept = [one for one in given if unquote_plus(one.partition("=")[0]).lstrip("?") not in but]
     return quote("&".join(kept), safe=_STANDS_IN_A_QUERY)
 
 

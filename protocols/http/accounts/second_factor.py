@@ -19,7 +19,7 @@ from protocols.http.accounts.caching import account_page, accounts_path
 from protocols.http.accounts.forms import FormData, in_address
 from protocols.http.accounts.go import after_sign_in
 from protocols.http.accounts.pages import is_head, pages_blueprint, redirect, render_page
-from protocols.http.accounts.sign_in import AuthorizationFlow
+from protocols.http.accounts.sign_in import SIGN_IN_WANTED, AuthorizationFlow
 
 #: After the sign-in, the browser comes back to this page.
 _BACK_HERE: Final = urlencode({ACCOUNT_PARAMETER: "second-factor"}).encode()
@@ -141,7 +141,7 @@ def next_link_of(form: FormData) -> tuple[str, str]:
     query, root = form.query("continue"), accounts_path()
     match form.text("page"):
         case "authorize":
-            return f"{root}/authorize?{in_address(query, but='prompt')}", Words("Continue")
+            return f"{root}/authorize?{in_address(query, but=SIGN_IN_WANTED)}", Words("Continue")
         case "go" if (path := after_sign_in(query)) != f"{root}/account/second-factor":
             return path, Words("Continue")
         case _:

@@ -1,5 +1,6 @@
 """/authorize and its forms: sign-in and consent (reference 4.2)."""
 
+from typing import Final
 from urllib.parse import urlencode
 
 from quart import Blueprint, Response, g, request
@@ -23,6 +24,9 @@ from protocols.http.accounts.pages import (
     screen_values,
 )
 from protocols.http.accounts.provider_redirects import ProviderRedirects
+
+#: The parameters of a request by which a person has to sign in although there is a session.
+SIGN_IN_WANTED: Final = ("prompt", "max_age")
 
 
 def sign_in_blueprint(flow: "AuthorizationFlow", sessions: Sessions, browsers: Browsers) -> Blueprint:
@@ -73,6 +77,10 @@ class AuthorizationFlow:
             return asked
         login_wanted = login_wanted or asked.login_wanted
         session = await self._browsers.session()
+        if session is not None and self._authorize.is_too_old(asked, session.created_on):
+            login_wanted = True
+        if asked.silent and (session is None or login_wanted):
+            return outcome_response(asked.error("login_required"))
         if session is not None and not login_wanted and not is_head():
             return await self.go_on(asked, session)
         if asked.account_type in self._external.names and not is_head():
@@ -104,8 +112,7 @@ class AuthorizationFlow:
             answer = await self._allow(asked, session, agreed=None)
         else:
             # Redirect to the consent page: if it were the answer to the form, reloading it would post the password.
-            done = None if asked.consent_wanted else "prompt"
-            answer = redirect(f"{accounts_path()}/authorize?{in_address(query, but=done)}", 303)
+            answer = redirect(f"{accounts_path()}/authorize?{signed_in_address(asked, query)}", 303)
         self._browsers.remember(answer, session)
         return answer
 
@@ -118,12 +125,14 @@ class AuthorizationFlow:
     async def go_on(self, asked: AuthorizationRequest, session: Session) -> Response:
         """The answer to a person who is signed in: the consent page, or the redirect to the application."""
         screen = await self._authorize.consent_needed(asked, session.user.key)
+        if screen is not None and asked.silent:
+            return outcome_response(asked.error("consent_required"))
         if screen is not None:
             return _consent_page(asked, session, screen)
         return await self._allow(asked, session, agreed=None)
 
     async def _allow(self, asked: AuthorizationRequest, session: Session, *, agreed: ConsentScreen | None) -> Response:
-        outcome = await self._authorize.allow(asked, session.user.key, agreed=agreed)
+        outcome = await self._authorize.allow(asked, session.user.key, agreed=agreed, signed_in_on=session.created_on)
         if isinstance(outcome, ConsentScreen):
             return _consent_page(asked, session, outcome, status=409, problem=CHANGED)
         return outcome_response(outcome)
@@ -162,6 +171,12 @@ def _consent_page(
         query=as_field(asked.query),
         csrf=session.proof(*shown("consent", screen), asked.query),
     )
+
+
+def signed_in_address(asked: AuthorizationRequest, query: bytes) -> str:
+    """The request for an address, without the parts that ask for the sign-in which the person has just done."""
+    kept = in_address(query, but=SIGN_IN_WANTED)
+    return f"{kept}&prompt=consent" if asked.consent_wanted else kept
 
 
 def page_address(path: str, asked: AuthorizationRequest | None, query: bytes) -> str:

@@ -82,7 +82,7 @@ async def test_without_a_trusted_redirect_uri_the_outcome_is_an_error_page(
         (WEB, "response_type=code&response_type=code", "invalid_request"),
         (WEB, "response_type=code&prompt=login&prompt=login", "invalid_request"),
         (WEB, "response_type=code&account_type=a&account_type=b", "invalid_request"),
-        (WEB, "response_type=code&prompt=none", "invalid_request"),
+        (WEB, "response_type=code&prompt=never", "invalid_request"),
         (MOBILE, f"response_type=code&code_challenge={CHALLENGE}", "invalid_request"),
         (MOBILE, "response_type=code&code_challenge_method=S256", "invalid_request"),
         (MOBILE, f"response_type=code&code_challenge={CHALLENGE}&code_challenge_method=plain", "invalid_request"),

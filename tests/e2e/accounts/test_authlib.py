@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.daemon import ADA
+from tests.daemon import ADA, ADA_EMAIL
 from tests.e2e.accounts.person import Person
 from tests.e2e.accounts.world import MOBILE, SECRETS, SERVER, TV, WEB, Site
 
@@ -86,6 +86,41 @@ def test_pkce(new_client: NewClient, person: Person, site: Site) -> None:
         code_verifier=verifier,
     )
     assert whose(client, site) == ADA
+
+
+def test_openid_connect(new_client: NewClient, person: Person, site: Site) -> None:
+    """As a website signs people in: discovery, code with PKCE, the ID token verified with the keys, and userinfo."""
+    from authlib.oidc.core import CodeIDToken
+    from joserfc import jwt
+    from joserfc.jwk import KeySet
+
+    client = new_client(MOBILE, "mobile", scope="openid email", code_challenge_method="S256")
+    about = client.request("GET", f"{site.origin}/.well-known/openid-configuration", withhold_token=True).json()
+    assert about["issuer"] == site.origin
+    client.metadata |= about
+    nonce, verifier = generate_token(), generate_token(64)
+    given = {"code_verifier": verifier, "nonce": nonce}
+    url, state = client.create_authorization_url(about["authorization_endpoint"], **given)
+    person.browser.open(url)
+    person.sign_in()
+    token = client.fetch_token(
+        about["token_endpoint"],
+        authorization_response=site.callback.take(),
+        state=state,
+        code_verifier=verifier,
+    )
+    keys = KeySet.import_key_set(client.request("GET", about["jwks_uri"], withhold_token=True).json())
+    decoded = jwt.decode(token["id_token"], keys, algorithms=about["id_token_signing_alg_values_supported"])
+    claims = CodeIDToken(
+        decoded.claims,
+        decoded.header,
+        options={"iss": {"essential": True, "value": site.origin}, "aud": {"essential": True, "value": MOBILE}},
+        params={"nonce": nonce, "client_id": MOBILE, "access_token": token["access_token"]},
+    )
+    claims.validate()
+    person_told = client.get(about["userinfo_endpoint"]).json()
+    assert person_told == {"sub": ADA, "email": ADA_EMAIL, "email_verified": claims["email_verified"]}
+    assert claims["sub"] == ADA
 
 
 def test_a_code_that_comes_twice_ends_the_tokens_it_gave(new_client: NewClient, person: Person, site: Site) -> None:

@@ -248,7 +248,8 @@ PAGES: Final[Mapping[str, Sequence[Callable[[Person], None]]]] = {
     "/account/confirm": (confirmed_too_late,),
 }
 #: Routes without a page of their own: redirects, answers for programs, and what a redirect of a provider leads to.
-NO_PAGES: Final = ("/logout", "/signout", "/checkSession", "/tokenInfo", "/external", "/external/callback")
+_DATA: Final = ("/checkSession", "/tokenInfo", "/userinfo", "/jwks.json")
+NO_PAGES: Final = ("/logout", "/signout", "/external", "/external/callback", *_DATA)
 
 
 @pytest.mark.parametrize(

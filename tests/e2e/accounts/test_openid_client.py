@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from config.limits import APPLICATION_TOKEN_SECONDS, USER_TOKEN_SECONDS
-from tests.daemon import ADA
+from tests.daemon import ADA, ADA_EMAIL
 from tests.e2e.accounts.node_program import NodeProgram, running_node
 from tests.e2e.accounts.person import Person
 from tests.e2e.accounts.world import SECRETS, SERVER, TV, WEB, Site
@@ -36,6 +36,25 @@ def test_code_with_pkce_refresh_and_revocation(node_folder: Path, person: Person
         "after_revocation": 401,
         "refresh_after_revocation": "invalid_grant",
     }
+
+
+def test_sign_in_with_openid_connect(node_folder: Path, person: Person, site: Site) -> None:
+    """The library is certified: it verifies signature, issuer, audience, nonce, at_hash, times and max_age."""
+    with running_client(node_folder, site, "openid", WEB) as client:
+        client.tell(person.sign_in_and_agree(client.hear()["open"]))
+        person.browser.open(client.hear()["open"])  # a signed-in person is not asked again
+        client.tell(site.callback.take())
+        got = client.hear()
+    name = site.of_ada("GET", "/users/self")["fullName"]
+    assert got == {"issuer": site.origin, "sub": ADA, "email": ADA_EMAIL, "name": name, "again": ADA}
+
+
+def test_the_strategy_that_node_red_signs_in_with(node_folder: Path, person: Person, site: Site) -> None:
+    with running_client(node_folder, site, "passport", WEB) as client:
+        client.tell(person.sign_in_and_agree(client.hear()["open"]))
+        got = client.hear()
+    name = site.of_ada("GET", "/users/self")["fullName"]
+    assert got == {"issuer": site.origin, "id": ADA, "name": name, "email": ADA_EMAIL}
 
 
 def test_client_credentials(node_folder: Path, site: Site) -> None:

@@ -31,6 +31,9 @@ GET /go
 POST /go
 GET /logout
 GET /signout
+GET /userinfo
+POST /userinfo
+GET /jwks.json
 GET /tokenInfo
 POST /checkToken
 GET /checkSession

@@ -21,7 +21,7 @@ const server = await oauth.discovery(
   given.client_id,
   {},
   given.secret === null ? oauth.None() : oauth.ClientSecretBasic(given.secret),
-  { algorithm: 'oauth2' },
+  { algorithm: ['openid', 'passport'].includes(flow) ? 'oidc' : 'oauth2' },
 )
 
 const seen = async (token) => {
@@ -66,6 +66,72 @@ const flows = {
       after_revocation: await refused(() => seen(second.access_token)),
       refresh_after_revocation: await refused(() => oauth.refreshTokenGrant(server, second.refresh_token)),
     }
+  },
+
+  async openid() {
+    const verifier = oauth.randomPKCECodeVerifier()
+    const [state, nonce] = [oauth.randomState(), oauth.randomNonce()]
+    const asked = {
+      redirect_uri: given.redirect_uri,
+      scope: 'openid profile email',
+      state,
+      nonce,
+      max_age: '600',
+      code_challenge: await oauth.calculatePKCECodeChallenge(verifier),
+      code_challenge_method: 'S256',
+    }
+    oauth.enableNonRepudiationChecks(server) // verify the signature, too
+    say({ open: oauth.buildAuthorizationUrl(server, asked).href })
+    const tokens = await oauth.authorizationCodeGrant(server, new URL(await hear()), {
+      pkceCodeVerifier: verifier,
+      expectedState: state,
+      expectedNonce: nonce,
+      idTokenExpected: true,
+      maxAge: 600,
+    })
+    const claims = tokens.claims()
+    const person = await oauth.fetchUserInfo(server, tokens.access_token, claims.sub)
+    const silent = { ...asked, prompt: 'none' }
+    say({ open: oauth.buildAuthorizationUrl(server, silent).href })
+    const again = await oauth.authorizationCodeGrant(server, new URL(await hear()), {
+      pkceCodeVerifier: verifier,
+      expectedState: state,
+      expectedNonce: nonce,
+      idTokenExpected: true,
+    })
+    return { issuer: claims.iss, sub: claims.sub, email: person.email, name: person.name, again: again.claims().sub }
+  },
+
+  // As Node-RED does it, whose users sign in with this strategy of Passport.
+  async passport() {
+    const { Strategy } = (await import('passport-openidconnect')).default
+    const about = server.serverMetadata()
+    const options = {
+      issuer: about.issuer,
+      authorizationURL: about.authorization_endpoint,
+      tokenURL: about.token_endpoint,
+      userInfoURL: about.userinfo_endpoint,
+      clientID: given.client_id,
+      clientSecret: given.secret,
+      callbackURL: given.redirect_uri,
+      scope: ['profile', 'email'],
+      nonce: true,
+    }
+    const session = {}
+    const step = (query) =>
+      new Promise((resolve, reject) => {
+        const strategy = new Strategy(options, (issuer, profile, done) => done(null, { issuer, ...profile }))
+        const came = Object.assign(Object.create(strategy), {
+          redirect: (url) => resolve({ open: url }),
+          success: resolve,
+          fail: (why) => reject(new Error(JSON.stringify(why))),
+          error: reject,
+        })
+        came.authenticate({ query, session, app: {}, headers: {} }, {})
+      })
+    say(await step({}))
+    const person = await step(Object.fromEntries(new URL(await hear()).searchParams))
+    return { issuer: person.issuer, id: person.id, name: person.displayName, email: person.emails[0].value }
   },
 
   async client_credentials() {

@@ -60,11 +60,11 @@ async def test_500_without_a_valid_redirect_uri(
 @each_row(
     ("asked", "more"),
     [
-        (CODE, "&prompt=none"),
+        (CODE, "&prompt=never"),
         (CODE, "&prompt=login&prompt=login"),
         (CODE, "&code_challenge_method=S256"),
         (CODE, "&code_challenge=x&code_challenge_method=S256"),
-        (IMPLICIT, "&prompt=none"),
+        (IMPLICIT, "&prompt=never"),
         (IMPLICIT, "&account_type=a&account_type=b"),
     ],
 )

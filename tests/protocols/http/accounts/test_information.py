@@ -140,6 +140,26 @@ async def test_discovery(accounts: httpx.AsyncClient, path: str, issuer: str) ->
     assert answer.headers["access-control-allow-origin"] == "*"
 
 
+async def test_discovery_of_the_openid_provider(accounts: httpx.AsyncClient, oauth: OAuthWorld) -> None:
+    """It says only what is true: the addresses answer, and no more is offered than there is."""
+    root = accounts.base_url.copy_with(path="/.well-known/openid-configuration")
+    about = (await accounts.get(root)).json()
+    assert (about["issuer"], about["userinfo_endpoint"]) == ("http://localhost", "http://localhost/accounts/userinfo")
+    assert about["id_token_signing_alg_values_supported"] == ["RS256"]
+    assert not any(about[f"{one}_parameter_supported"] for one in ("claims", "request", "request_uri"))
+    (key,) = (await accounts.get("/jwks.json")).json()["keys"]
+    assert key.keys() == {"kty", "n", "e", "kid", "use", "alg"}
+    code = await oauth.code(scope="openid email")
+    token = (await oauth.token(basic(WEB), grant_type="authorization_code", code=code)).body["access_token"]
+    for method in ("GET", "POST"):
+        answer = await accounts.request(method, "/userinfo", headers={"Authorization": f"Bearer {token}"})
+        assert answer.json() == {"sub": oauth.ada.id, "email": oauth.ada.email, "email_verified": True}
+    without = (await oauth.user_tokens(WEB))["access_token"]
+    for offered, status, error in ((without, 403, "insufficient_scope"), ("f" * 32, 401, "invalid_token")):
+        answer = await accounts.get("/userinfo", headers={"Authorization": f"Bearer {offered}"})
+        assert (answer.status_code, f'error="{error}"' in answer.headers["WWW-Authenticate"]) == (status, True)
+
+
 @each_row(
     ("method", "path", "is_withdrawn"),
     [

@@ -86,6 +86,8 @@ async def test_discovery(own: Browser) -> None:
         "revocation_endpoint": f"{PUBLIC}/revokeToken",
     }
     assert answer.headers["access-control-allow-origin"] == "*"
+    provider = (await own.client.get(".well-known/openid-configuration")).json()
+    assert (provider["issuer"], provider["jwks_uri"]) == (PUBLIC, f"{PUBLIC}/jwks.json")
     assert (await own.client.get(".well-known/oauth-authorization-server/accounts")).status_code == 404
 
 

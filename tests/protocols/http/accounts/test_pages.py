@@ -94,6 +94,38 @@ async def test_a_signed_in_person_sees_no_form(browser: Browser) -> None:
     assert (await browser.open("authorize", **ASKED)).headers["location"].startswith(f"{CALLBACK}?code=")
 
 
+async def test_an_application_may_ask_without_a_page(browser: Browser, oauth: OAuthWorld) -> None:
+    """prompt=none (OpenID Connect Core 1.0, 3.1.2.1): a code, or an error that says which page would be needed."""
+    silent = {**ASKED, "prompt": "none", "scope": "openid"}
+
+    async def answer(**more: str) -> dict[str, str]:
+        return query_of((await browser.open("authorize", **silent | more)).headers["location"])
+
+    assert (await answer())["error"] == "login_required"
+    await browser.sign_in(await browser.open("authorize", **ASKED))
+    assert [set(await answer(**more)) for more in ({}, {"max_age": "60"})] == [{"code", "state"}] * 2
+    await ask_for_their_locks(oauth)
+    given = await answer()
+    assert (given["error"], given["state"]) == ("consent_required", ASKED["state"])
+
+
+async def test_max_age_asks_for_the_password_again_once(
+    browser: Browser, oauth: OAuthWorld, fake_clock: FakeClock
+) -> None:
+    await ask_for_their_locks(oauth)
+    await browser.sign_in(await browser.open("authorize", **ASKED))
+    fake_clock.advance(MINUTES)
+    aged = {**ASKED, "scope": "openid", "max_age": "0", "prompt": "login consent"}
+    shown = await browser.open("authorize", **aged)
+    assert "Sign in" in shown.text
+    back = await browser.sign_in(shown)
+    address = str(back.url)
+    assert ("max_age" in address, address.count("prompt="), "prompt=consent" in address) == (False, 1, True)
+    assert "Their Lock" in back.text
+    silent = await browser.open("authorize", **ASKED, prompt="none", max_age="0")
+    assert "error=" in silent.headers["location"]
+
+
 async def test_head_requests_change_nothing(browser: Browser, oauth: OAuthWorld) -> None:
     await browser.sign_in(await browser.open("authorize", **ASKED))
 
@@ -110,7 +142,7 @@ async def test_head_requests_change_nothing(browser: Browser, oauth: OAuthWorld)
         assert "set-cookie" not in head.headers
     assert await codes() == before
     assert (await browser.client.get("checkSession")).status_code == 200
-    head = await browser.client.head(f"authorize?{urlencode(ASKED | {'prompt': 'none'})}")
+    head = await browser.client.head(f"authorize?{urlencode(ASKED | {'prompt': 'never'})}")
     assert query_of(head.headers["location"])["error"] == "invalid_request"
 
 
@@ -150,7 +182,7 @@ async def test_without_a_trusted_address_there_is_a_page(
 
 
 async def test_other_errors_go_to_the_application(browser: Browser) -> None:
-    back = (await browser.open("authorize", **(ASKED | {"prompt": "none"}))).headers["location"]
+    back = (await browser.open("authorize", **(ASKED | {"prompt": "never"}))).headers["location"]
     assert query_of(back) == {"error": "invalid_request", "state": ASKED["state"]}
     back = (await browser.open("authorize", **(ASKED | {"response_type": "token"}))).headers["location"]
     assert back.startswith(f"{CALLBACK}#error=unauthorized_client")
@@ -366,7 +398,7 @@ async def test_the_consent_page_has_an_address_of_its_own(
 @pytest.mark.parametrize("state", ["%E4", "%", "%C3%A4+%2B", "a=b", "\u00e4", "a\r\nLocation: b", "#", "\0"])
 def test_a_query_means_the_same_in_an_address(state: str) -> None:
     query = f"a=1&prompt=login&state={state}"
-    address = in_address(query.encode("latin-1"), but="prompt")
+    address = in_address(query.encode("latin-1"), but=("prompt",))
     assert address.isascii()
     assert address.isprintable()
     assert not set(address) & set(' #"<>')
