@@ -240,7 +240,7 @@ class AlarmStore(Store):
         """They were told of, or are to be told of later; nobody is told of one that has ended or was acknowledged."""
         self._db.execute(
             "UPDATE alarm SET tell_on = CASE WHEN cleared_on IS NULL AND acknowledged_on IS NULL THEN"  # noqa: S608
-            f" CAST(:next AS INTEGER) ELSE NULL END, told = told + :told WHERE key IN ({self._db.numbers_in('keys')})",
+            f" CAST(:next AS BIGINT) ELSE NULL END, told = told + :told WHERE key IN ({self._db.numbers_in('keys')})",
             {"next": next_on, "told": int(was_told), "keys": json.dumps(list(keys))},
         )
 
