@@ -256,7 +256,7 @@ def keys_of_reasons() -> Iterator[Text]:
                         yield from (
                             Text.at(one, f"{place}:{node.lineno}")
                             for one in _constants([node.value])
-                            if " " in one and not one.startswith("{reason")
+                            if " " in one and not one.startswith("{reason") and not one[0].islower()
                         )
     errors = ast.parse((ROOT / "broker/errors.py").read_text(encoding="utf-8"))
     for node in ast.walk(errors):
