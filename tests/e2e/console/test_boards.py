@@ -78,6 +78,7 @@ def test_a_board_is_made_and_a_screen_on_the_wall_shows_it_until_the_link_is_rev
     ada.take_session()
     ada.open("/board")
     ada.click("Read-only link")
+    ada.sees("There is a link", "#link-state")
     ada.click("Revoke the link")
     ada.sees("The link is revoked.", "#toasts")
     wall.browser.open(link)
