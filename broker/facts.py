@@ -8,12 +8,13 @@ queue of its own and returns. A handler that raises is logged; the publisher and
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from operator import itemgetter
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 import structlog
 
 from broker.envelope import Action
+from storage.alarms import AlarmRecord
 from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, Milliseconds, OrganizationKey, UserKey
 from storage.mqtt_topics import TopicRuleRecord
 from storage.records import GrantRecord, MessageRow
@@ -274,6 +275,22 @@ class AlarmReported(Fact, frozen=True):
     severity: str
     text: str
     at_ms: Milliseconds
+
+    @classmethod
+    def of(cls, kind: str, alarm: AlarmRecord, at_ms: Milliseconds) -> Self:
+        return cls(
+            kind,
+            alarm.id,
+            alarm.rule_id,
+            alarm.owner,
+            alarm.owner_id,
+            alarm.application,
+            alarm.application_id,
+            alarm.device_id,
+            alarm.severity,
+            alarm.text,
+            at_ms,
+        )
 
 
 class SubscriptionReported(Fact, frozen=True):

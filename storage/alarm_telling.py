@@ -54,6 +54,11 @@ class AlarmTellingStore(Store):
             {"user": user, "problem": problem, "now": now_ms},
         )
 
+    def remove_of(self, user: UserKey) -> None:
+        """Remove a user's settings, and what waits."""
+        for table in ("alarm_telling", "alarm_notice"):
+            self._db.execute(f"DELETE FROM {table} WHERE user = :user", {"user": user})  # noqa: S608 - constants
+
     # Notices
 
     def add_notice(self, notice: NoticeRecord) -> None:

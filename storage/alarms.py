@@ -180,6 +180,12 @@ class AlarmStore(Store):
         )
         return [row["key"] for row in rows]
 
+    def open_of_device(self, device: DeviceKey) -> list[AlarmRecord]:
+        rows = self._db.execute(
+            _ALARM + "m.device = :device AND m.cleared_on IS NULL ORDER BY m.key", {"device": device}
+        )
+        return [_alarm(row) for row in rows]
+
     def of_lost_devices(self, *, limit: int) -> list[int]:
         """The keys of open alarms about devices that are deleted, or that the owner may not see any more."""
         rows = self._db.execute(
@@ -192,6 +198,10 @@ class AlarmStore(Store):
         return [row["key"] for row in rows]
 
     # Their end
+
+    def remove_of(self, owner: UserKey) -> None:
+        """Remove all of an owner."""
+        self._db.execute("DELETE FROM alarm WHERE owner = :owner", {"owner": owner})
 
     def sweep(self, before_ms: int, *, limit: int) -> int:
         """Delete some that were cleared before this time; return how many."""

@@ -19,7 +19,7 @@ _IDS: Final = {
 }
 
 PARTS: Final[Mapping[str, str]] = {
-    "account": "SELECT u.id, u.email, u.name, u.full_name, u.account_type, u.created_on, u.modified_on,"
+    "account": "SELECT u.id, u.email, u.name, u.full_name, u.language, u.account_type, u.created_on, u.modified_on,"
     " u.email_verified_on, u.disabled_on, (SELECT f.created_on FROM second_factor AS f WHERE f.user = u.key)"
     " AS second_factor_since FROM user AS u WHERE u.key = :user",
     "identities": "SELECT issuer, subject FROM external_identity WHERE user = :user ORDER BY issuer, subject",

@@ -96,7 +96,7 @@ class LeavingStore(Store):
         )
         self.forget_own_rows(user.key)
         self.forget_addressed(user.email)
-        self._db.execute("DELETE FROM mail WHERE cause = :id", {"id": user.id})
+        self._db.execute("DELETE FROM mail WHERE cause IN (:id, 'user ' || :id)", {"id": user.id})
 
     def all(self) -> list[LeavingRecord]:
         """All leaving users, in the order in which they left."""
@@ -193,7 +193,8 @@ class LeavingStore(Store):
         self._db.execute("DELETE FROM provision_mark WHERE name IN (:email, :key) OR object = :id", named)
         # A new account with the same address keeps its mails, which are later.
         self._db.execute(
-            "DELETE FROM mail WHERE cause = :id OR (recipient IN (lower(:email), :key) AND created_on < :until)",
+            "DELETE FROM mail WHERE cause IN (:id, 'user ' || :id) OR (recipient IN (lower(:email), :key)"
+            " AND created_on < :until)",
             {**named, "until": leaver.began_on + _LATE_MS},
         )
 

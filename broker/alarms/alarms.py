@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from broker.accounts.issuance import Issuance
 from broker.alarms.changes import acknowledge, clear_keys
 from broker.clock import Clock
 from broker.errors import Conflict, NotFound
 from broker.trace.audit import AuditEvent, note
 from storage.alarms import AlarmFilter, AlarmRecord
 from storage.database import Database, Transaction
+from storage.records import UserRecord
 
 CLEARED: Final = "The alarm is cleared"
 
@@ -61,3 +63,10 @@ class AlarmBook:
             return known
 
         return await self._database.write(work)
+
+    def end_all_of(self, issuance: Issuance, user: UserRecord) -> Sequence[str]:
+        """Remove a user's alarms, and how the user is told of them, in the caller's transaction
+        (`broker/accounts/claims.py: Ender`). They have no names of their own: their rules do."""
+        issuance.tx.alarms.remove_of(user.key)
+        issuance.tx.alarm_telling.remove_of(user.key)
+        return ()

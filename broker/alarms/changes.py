@@ -140,21 +140,5 @@ def acknowledge(tx: Transaction, key: int, *, at_ms: Milliseconds, by: str) -> b
 
 def _tell(tx: Transaction, kind: str, key: int, at_ms: Milliseconds) -> None:
     record = tx.alarms.by_key(key)
-    if record is None:
-        return
-    publish(
-        tx,
-        AlarmReported(
-            kind,
-            record.id,
-            record.rule_id,
-            record.owner,
-            record.owner_id,
-            record.application,
-            record.application_id,
-            record.device_id,
-            record.severity,
-            record.text,
-            at_ms,
-        ),
-    )
+    if record is not None:
+        publish(tx, AlarmReported.of(kind, record, at_ms))

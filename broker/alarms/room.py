@@ -4,6 +4,7 @@ from functools import partial
 
 import msgspec
 
+from broker.accounts.room import AccountsRoom
 from broker.alarms.alarms import AlarmBook
 from broker.alarms.links import AlarmLinks
 from broker.alarms.telling import AlarmTelling
@@ -20,7 +21,7 @@ class AlarmsRoom(msgspec.Struct, frozen=True):
     links: AlarmLinks
 
 
-async def open_alarms(core: Core, mails: Mails, ways: AlarmWays | None) -> AlarmsRoom:
+async def open_alarms(core: Core, mails: Mails, accounts: AccountsRoom, ways: AlarmWays | None) -> AlarmsRoom:
     """Without `ways`, notices stay in the queue; mails are sent."""
     lease = core.leases.of(LeaseName.UPKEEP)
     upkeep = AlarmUpkeep(core.database, core.clock, core.router, lease, core.settings.alarms.keep_days)
@@ -41,4 +42,6 @@ async def open_alarms(core: Core, mails: Mails, ways: AlarmWays | None) -> Alarm
     core.life.worker("alarms told", telling.tell_forever, lease=of_mails, statistics=telling.statistics)
     if ways is not None:
         core.life.worker("alarm notices", partial(telling.send_forever, ways), lease=of_mails)
-    return AlarmsRoom(AlarmBook(core.database, core.clock), telling, links)
+    book = AlarmBook(core.database, core.clock)
+    accounts.claims.ends("Alarms", book.end_all_of)
+    return AlarmsRoom(book, telling, links)

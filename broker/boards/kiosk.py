@@ -12,6 +12,7 @@ import msgspec
 from broker.accounts.throttle import Throttle
 from broker.boards.tiles import CHART, VALUE, Tile, tiles_in
 from broker.clock import Clock
+from broker.cluster.facts import FactLog
 from broker.devices.registry import Device, Devices
 from broker.errors import NotFound, ValidationFailed
 from broker.ids import is_id
@@ -70,8 +71,16 @@ class ShownBoard(msgspec.Struct, frozen=True, rename="camel"):
 
 class Kiosk:
     def __init__(
-        self, database: Database, clock: Clock, devices: Devices, snapshots: Snapshots, analytics: Analytics
+        self,
+        database: Database,
+        clock: Clock,
+        devices: Devices,
+        snapshots: Snapshots,
+        analytics: Analytics,
+        peers: FactLog | None = None,
     ) -> None:
+        """`peers`: what other nodes have ended; None: there are none."""
+        self._peers = peers
         self._database = database
         self._clock = clock
         self._devices = devices
@@ -98,6 +107,8 @@ class Kiosk:
             self._guesses.missed(address_key(address))
             raise NotFound
         acting(f"user {board.user_id}")
+        if self._peers is not None:  # a share may have ended on another node
+            await self._peers.catch_up()
         tiles = [one for one in tiles_in(board.tiles) if one.kind in {CHART, VALUE}]
         found = await self._devices.find_all({one.did for one in tiles})
         seen = {id_: one for id_, one in found.items() if one is not None and one.is_held_by(board.user)}

@@ -18,5 +18,5 @@ class BoardsRoom(msgspec.Struct, frozen=True):
 def open_boards(core: Core, accounts: AccountsRoom, devices: DevicesRoom, messages: MessagesRoom) -> BoardsRoom:
     boards = Boards(core.database, core.clock, accounts.permissions)
     accounts.claims.ends("Boards", boards.end_all_of)
-    kiosk = Kiosk(core.database, core.clock, devices.registry, messages.snapshots, messages.analytics)
+    kiosk = Kiosk(core.database, core.clock, devices.registry, messages.snapshots, messages.analytics, core.peers)
     return BoardsRoom(boards, kiosk)

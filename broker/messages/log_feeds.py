@@ -25,6 +25,7 @@ import trio
 from broker.accounts.permissions import Reach
 from broker.accounts.tokens import Caller, TokenKind
 from broker.clock import Clock
+from broker.cluster.facts import FactLog
 from broker.core import Core
 from broker.devices.registry import Device, Devices
 from broker.devices.room import DevicesRoom
@@ -164,8 +165,11 @@ class LogFeeds:
         mids: Mids,
         feeds: Feeds,
         future_grace_ms: int,
+        peers: FactLog | None = None,
     ) -> None:
+        """`peers`: what other nodes have ended; None: there are none."""
         self._database = database
+        self._peers = peers
         self._clock = clock
         self._future_grace_ms = future_grace_ms
         self._mids = mids
@@ -242,6 +246,8 @@ class LogFeeds:
         """Read the next page. Raises StoreError."""
         async with self._reads.of(account):
             page = await self._database.read(partial(_page, behind, watched))
+        if self._peers is not None:  # rows may be of after the end of a share or grant, or of a new owner
+            await self._peers.catch_up()
         self.pages += 1
         self.rows += len(page.rows)
         return page
@@ -542,6 +548,7 @@ def open_log_feeds(core: Core, devices: DevicesRoom, messages: MessagesRoom, rou
         messages.mids,
         routing.feeds,
         core.settings.limits.future_grace_seconds * 1000,
+        core.peers,
     )
     core.life.observe("log feeds", feeds.statistics)
     return feeds

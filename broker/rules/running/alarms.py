@@ -96,15 +96,23 @@ class _Condition(msgspec.Struct, omit_defaults=True):
 
 
 def _cause(
-    conditions: Sequence[dict[str, object]], reports: Sequence[ConditionReport], at_ms: Milliseconds, tx: Transaction
+    conditions: Sequence[dict[str, object]],
+    reports: Sequence[ConditionReport],
+    told: Collection[tuple[DeviceKey, str]],
+    at_ms: Milliseconds,
+    tx: Transaction,
 ) -> str:
-    """JSON of the conditions that held, with ids in the place of keys."""
+    """JSON of the conditions that held, with ids in the place of keys. `told`: the devices and fields that the text
+    read; without a sentence, they only say of whom it tells."""
     found = []
     for condition, report in zip(conditions, reports, strict=True):
         seen = [(tx.devices.id_of(one.device) or "", one) for one in report.seen]
         text = sentence(condition, report, seen, at_ms)
         values = [(did, one.field, one.value, one.at_ms) for did, one in seen]
         found.append(_Condition(report.path, text, values))
+    if told:
+        read = [(tx.devices.id_of(device) or "", field, None, None) for device, field in told]
+        found.append(_Condition("rule.alarm.text", "", read))
     return msgspec.json.encode(found).decode()
 
 
@@ -136,7 +144,11 @@ class RuleAlarms:
             reports = rule.explain_match(view, running.timers, match)
             if not self._guard.may_raise(running.key, running.owner, now_ms):
                 place, reports, text = STORM, None, STORM_TEXT
-        cause = None if reports is None else partial(_cause, running.conditions, reports, now_ms)
+        cause = None
+        if reports is not None:
+            sources = [(one.source(match.devices), one.field) for one in alarm.last_values()]
+            told = dict.fromkeys((device, field) for device, field in sources if device is not None)
+            cause = partial(_cause, running.conditions, reports, tuple(told), now_ms)
         message = None if view.message is None else position
         running.alarms[place] = now_ms
         self.note_open(running)

@@ -1,5 +1,6 @@
 """/alarms: what rules have raised (reference 12.12)."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -11,7 +12,7 @@ from broker.accounts.tokens import Caller
 from broker.alarms.alarms import CLEARED
 from broker.alarms.room import AlarmsRoom
 from broker.devices.room import DevicesRoom
-from broker.errors import REQUIRED, DeviceNotFound, NotFound, PermissionDenied, ValidationFailed, choice, invalid
+from broker.errors import REQUIRED, NotFound, PermissionDenied, ValidationFailed, choice, invalid
 from broker.messages.room import MessagesRoom
 from broker.rules.explaining.simulation import TOO_LONG, TOO_MANY_AT_ONCE, TOO_MANY_DEVICES
 from broker.rules.language.alarms import Severity
@@ -96,7 +97,7 @@ class AlarmObject(Shape, kw_only=True):
     last_on: Annotated[int, time_ms("When the rule triggered last")]
     count: Annotated[Amount, about("How often the rule has triggered while it was open")]
     did: Annotated[Id, about("The device that it is about; absent without one")] | UnsetType = UNSET
-    text: Annotated[str, about("Absent when the caller may not read the device")] | UnsetType = UNSET
+    text: Annotated[str, about("Absent when the caller may not read a device whose values were seen")] | UnsetType = UNSET
     acknowledged_on: Timestamp | UnsetType = UNSET
     acknowledged_by: Annotated[str, about("`user` and the id")] | UnsetType = UNSET
     cleared_on: Timestamp | UnsetType = UNSET
@@ -214,14 +215,12 @@ class AlarmCalls(RestCalls):
         return NumberedPage(shown, total, query.offset, len(shown))
 
     async def _object(self, record: AlarmRecord, reach: Reach) -> AlarmObject:
-        is_readable = True
-        if record.device:
-            try:
-                is_readable = reach.allows(await self._devices.get(record.device), Permission.READ)
-            except DeviceNotFound:
-                is_readable = False
+        cause = _decode_cause(record.cause)
+        ids = {did for one in cause for did, *_ in one.seen} | ({record.device_id} if record.device else set())
+        devices = (await self._devices.find_all(ids)).values() if ids else ()
+        is_readable = all(device is not None and reach.allows(device, Permission.READ) for device in devices)
         mid = None if record.message is None or not is_readable else self._mids.mid(record.message)
-        return alarm_object(record, mid, is_readable=is_readable)
+        return alarm_object(record, cause, mid, is_readable=is_readable)
 
     @RestCall("GET", _ALARM, tokens=USER_OR_APPLICATION, on=_own, summary="One alarm")
     async def show(self, caller: Caller, record: AlarmRecord) -> Data[AlarmObject]:
@@ -279,8 +278,10 @@ def state_of(record: AlarmRecord) -> str:
     return RAISED if record.acknowledged_on is None else ACKNOWLEDGED
 
 
-def alarm_object(record: AlarmRecord, mid: str | None, *, is_readable: bool) -> AlarmObject:
-    """An alarm as it is shown. `is_readable`: the caller may read the device, whose values it may tell."""
+def alarm_object(
+    record: AlarmRecord, cause: Sequence[_Condition], mid: str | None, *, is_readable: bool
+) -> AlarmObject:
+    """An alarm as it is shown. `is_readable`: the caller may read all devices of whose values it may tell."""
     conditions = [
         _ConditionObject(
             one.field,
@@ -290,7 +291,8 @@ def alarm_object(record: AlarmRecord, mid: str | None, *, is_readable: bool) -> 
                 for did, field, value, at_ms in one.seen
             ],
         )
-        for one in _decode_cause(record.cause)
+        for one in cause
+        if one.text  # others only say of which devices the text tells
     ]
     return AlarmObject(
         id=record.id,

@@ -144,12 +144,12 @@ class ValueCalls(RestCalls):
         refusals={429: "More than 10 calls in a minute."},
     )
     async def values(self, caller: Caller, query: _Values) -> Answer:
+        self._values.count(caller)
         if query.max_age < 1:
             raise ValidationFailed.of("maxAge", too_low(1))
         if query.max_age > VALUES_MAX_AGE_SECONDS:
             raise ValidationFailed.of("maxAge", too_high(VALUES_MAX_AGE_SECONDS))
         devices = await self._chosen(caller, query)
-        self._values.count(caller)
         values = await self._values.of(devices, max_age_ms=query.max_age * 1000)
         if len(values) > VALUES_SAMPLES:
             raise ValidationFailed.of("sdids", invalid(f"more than {VALUES_SAMPLES} values: name some of the devices"))

@@ -9,6 +9,7 @@ from broker.accounts.consent import sign_in_grant
 from broker.accounts.sessions import Session
 from broker.accounts.sign_up import add_account
 from broker.accounts.tokens import Caller
+from broker.alarms.ways import Ntfy, Telling
 from broker.devices.inventory import NewDevice
 from broker.devices.registry import Device
 from broker.rules.rulebook import NewRule
@@ -63,6 +64,8 @@ async def give_everything(services: Services, world: World, user: UserRecord) ->
     await _watch(services, caller, user, device.id)
     scene = {"name": "Evening", "actions": [{"ddid": device.id, "action": "setOn"}]}
     await services.scenes.scenes.create(caller, scene)
+    await services.alarms.telling.put(user, Telling(ntfy=Ntfy("https://ntfy.example.org/stranger")))
+    await services.alarms.telling.test(user)
     await services.trials.trials.create(caller, NewTrial("Trial", None))
     shares = [{"device": KITCHEN, "with": user.id}, {"device": device.id, "with": BOB}]
     await services.provisioning.apply({"shares": shares})

@@ -139,7 +139,11 @@ async def _nothing_is_left(services: Services, user: UserRecord) -> None:
     def work(tx: Any) -> dict[str, object]:
         tables = {
             "access_grant": "user",
+            "alarm": "owner",
+            "alarm_notice": "user",
+            "alarm_telling": "user",
             "application_properties": "user",
+            "board": "user",
             "device_share": "user",
             "device_transfer": "user",
             "external_identity": "user",

@@ -8,6 +8,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from broker.alarms.changes import ClearedBy
+from broker.devices.transfers import hand_over
 from broker.errors import Conflict, ValidationFailed
 from broker.facts import AlarmReported
 from broker.rules.rulebook import RuleChanges
@@ -15,7 +16,7 @@ from broker.rules.running.engine import RuleEngine
 from broker.services import Services
 from config import limits
 from storage.alarms import AlarmFilter, AlarmRecord
-from storage.keys import Milliseconds
+from storage.keys import Milliseconds, UserKey
 from tests.broker.rules.home import Home, body, when
 from tests.builders import ServicesOpener
 from tests.factories import ADA, HALL, KITCHEN, LIGHT_TYPE, NOW_MS, World, build_world
@@ -67,7 +68,8 @@ async def test_an_alarm_is_raised_counted_and_cleared_by_its_condition(
     assert (alarm.raised_on, alarm.last_on, alarm.device_id) == (NOW_MS, NOW_MS + 60_000, KITCHEN)
     assert alarm.message is not None
     assert home.services.messages.mids.mid(alarm.message) == mid
-    (condition,) = msgspec.json.decode(alarm.cause)
+    condition, told_of = msgspec.json.decode(alarm.cause)
+    assert told_of == {"field": "rule.alarm.text", "text": "", "seen": [[KITCHEN, "intensity", None, None]]}
     assert condition["text"] == f"intensity < 10 holds: intensity of {KITCHEN} is 3"
     assert condition["seen"] == [[KITCHEN, "intensity", 3, NOW_MS]]
     fake_clock.advance(30 * 1000)
@@ -150,6 +152,28 @@ async def test_a_rule_that_does_not_go_on_clears_its_alarms(home: Home, how: str
         rule = await home.services.rules.rulebook.find(rule.id)
         await home.change(rule, RuleChanges(name="Other"))  # the rule goes on
         assert [one.cleared_on is None for one in await alarms(home.services)] == [True, False]
+
+
+async def test_a_device_that_is_handed_over_takes_its_alarms_along(
+    home: Home, world: World, told: list[AlarmReported]
+) -> None:
+    services = home.services
+    await home.rule(ringing(when("intensity", "<", 10, {"selector": "any", "dtid": LIGHT_TYPE})))
+    await home.says({"intensity": 3})
+    kitchen = await services.devices.registry.find(KITCHEN)
+
+    async def give_to(receiver: UserKey) -> None:
+        known = kitchen.record
+        await services.core.database.write(lambda tx: hand_over(tx, known, receiver, Milliseconds(NOW_MS)))
+        await wait_all_tasks_blocked()
+
+    await give_to(world.bob)
+    assert await alarms(services) == []
+    assert [one.kind for one in told] == ["raised", "cleared"]
+    await give_to(world.ada)
+    await home.says({"intensity": 2})
+    (alarm,) = await alarms(services)
+    assert msgspec.json.decode(alarm.cause)  # it is a new one, which says which conditions held
 
 
 async def test_a_storm_is_one_alarm_with_the_count(home: Home, fake_clock: FakeClock) -> None:

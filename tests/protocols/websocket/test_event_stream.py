@@ -9,11 +9,12 @@ import pytest
 import trio
 import trio.testing
 
+from broker.devices.transfers import hand_over
 from broker.messages import log_feeds
 from broker.services import Services
 from config.limits import LOG_FEEDS_OF_ONE_USER, PING_SECONDS
 from storage.database import CommitGroup, Transaction
-from storage.keys import Position
+from storage.keys import Milliseconds, Position
 from storage.sql import StoreError
 from tests.factories import (
     ADA,
@@ -305,6 +306,25 @@ async def test_a_device_that_is_no_longer_shared_ends_the_stream(peers: Peers, s
     hall = await services.devices.registry.find(HALL)
     await services.devices.inventory.delete(hall)
     assert await client.next() == ("end", "", {"reason": "device deleted"})
+
+
+async def test_a_page_of_the_log_goes_to_nobody_whose_share_has_ended_on_another_node(
+    peers: Peers, services: Services, world: World
+) -> None:
+    class OtherNodes:
+        """One of them hands the kitchen's light over, which this node hears when it asks."""
+
+        async def catch_up(self) -> None:
+            kitchen = await services.devices.registry.find(KITCHEN)
+            if kitchen.owner == world.ada:
+                known = kitchen.record
+                await services.core.database.write(lambda tx: hand_over(tx, known, world.bob, Milliseconds(NOW_MS)))
+
+    (first,) = await stored(services, HALL)
+    mids = await stored(services, KITCHEN, HALL)
+    services.log_feeds._peers = OtherNodes()  # type: ignore[assignment]
+    client = await events(peers, f"after={first}")
+    assert await client.next() == ("message", mids[1], ANY)
 
 
 async def test_a_page_of_this_origin_has_the_sessions_cookie(peers: Peers, services: Services) -> None:
