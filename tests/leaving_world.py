@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
+import trio
 
 from broker.accounts.sessions import Visitor
 from broker.secrets import token_hash
@@ -102,6 +103,15 @@ class Life:
         text = "Quillfeather's own"
         rule = {"name": text, "description": text, "rule": {"if": {"and": [warm]}, "then": [on]}}
         await self.call("POST", "/rules", json=rule)
+        parameters = {"to": {"value": "x@example.org"}, "subject": {"value": text}, "body": {"value": text}}
+        mail = {"action": "sendEmail", "parameters": parameters}
+        rings = {"if": {"and": [warm]}, "then": [mail], "alarm": {"severity": "critical", "text": text}}
+        await self.call("POST", "/rules", json={"name": text, "rule": rings})
+        telling = {"mail": True, "ntfy": {"url": "https://ntfy.example.org/quillfeather"}}
+        await self.call("PUT", f"/users/{ZOE}/telling", json=telling)
+        await self.call("POST", f"/users/{ZOE}/telling/test")
+        await self.call("POST", "/messages", json={"sdid": HER_LIGHT, "data": {"temperature": 30}})
+        await self._rang()
         tile = {"kind": "value", "title": text, "did": HER_LIGHT, "field": "temperature"}
         await self.call("POST", f"/users/{ZOE}/boards", json={"name": text, "tiles": [tile]})
         await self.call("POST", "/scenes", json={"name": text, "description": text, "actions": [on]})
@@ -116,6 +126,16 @@ class Life:
                 "description": text,
             },
         )
+
+    async def _rang(self) -> None:
+        """Her alarm is told."""
+
+        def is_told(tx: Transaction) -> bool:
+            return tx.connection.execute("SELECT 1 AS told FROM alarm WHERE told > 0").one() is not None
+
+        with trio.fail_after(30):
+            while not await self._services.core.database.read(is_told):
+                await trio.lowlevel.checkpoint()
 
     async def _people(self, zoe: UserRecord) -> None:
         await self.call("POST", f"/devices/{HER_LIGHT}/shares", json={"email": "bob@example.org"})
@@ -132,7 +152,7 @@ class Life:
         await self.call("PUT", f"/users/{ZOE}/properties", json={"properties": "Quillfeather"})
         enter(Origin(HER_ADDRESS, f"user {ZOE}"))
         await self.call("PUT", f"/users/{ZOE}", json={"fullName": "Zoë Q. Quillfeather"})
-        await self.call("PUT", f"/users/{ZOE}", json={"fullName": FULL_NAME})
+        await self.call("PUT", f"/users/{ZOE}", json={"fullName": FULL_NAME, "language": "fr"})
         await self._services.accounts.sessions.begin(zoe, visitor=Visitor(HER_ADDRESS, "Quillfeather Browser"))
         enter(Origin())
 

@@ -104,6 +104,8 @@ async def test_nothing_of_a_deleted_user_is_in_the_store_or_beside_it(
     await services.messages.projector.flush()
     assert await left(services, tmp_path) == []
     assert await referring(services, zoe) == []
+    caused = await services.core.database.read(lambda tx: rows_with(tx.connection, [ZOE]))
+    assert [one for one in caused if not one.startswith("audit_entry.")] == []
     (entry,) = await services.core.database.read(
         lambda tx: [one for one in tx.leaving.audit_after(0, limit=1000) if one["object"] == f"account {ZOE}"][-1:]
     )
@@ -304,14 +306,18 @@ async def test_the_archive_has_what_the_service_knows(
     found = await archived(life, tmp_path)
     (account,) = found["account.json"]
     assert (account["id"], account["email"], account["full_name"]) == (ZOE, EMAIL, FULL_NAME)
+    assert account["language"] == "fr"
     (device,) = found["devices.json"]
     assert (device["id"], device["device_type"]) == (HER_LIGHT, "example.smart_light")
     (waiting,) = found["wanted.json"]
     shown = wanted["data"]["fields"]["warmth"]
     assert (waiting["device"], waiting["field"], waiting["value"]) == (HER_LIGHT, "warmth", 40)
     assert (waiting["since"], waiting["author"], waiting["state"]) == (shown["since"], f"user {ZOE}", "waiting")
-    assert {part: len(found[f"{part}.json"]) for part in ("rules", "scenes", "subscriptions", "trials", "exports")} == {
-        "rules": 1,
+    parts = ("alarms", "boards", "rules", "scenes", "subscriptions", "trials", "exports")
+    assert {part: len(found[f"{part}.json"]) for part in parts} == {
+        "alarms": 1,
+        "boards": 1,
+        "rules": 2,
         "scenes": 1,
         "subscriptions": 1,
         "trials": 1,
@@ -322,9 +328,13 @@ async def test_the_archive_has_what_the_service_knows(
     assert found["rules.json"][0]["body"]["then"][0]["ddid"] == HER_LIGHT
     assert "Quillfeather" in json.dumps(found["application_properties.json"])
     assert {one["event"] for one in found["audit.json"]} >= {"profile_changed", "sign_in"}
-    assert len(found[f"actions-{HER_LIGHT}.json"]) == 1
+    assert len(found[f"actions-{HER_LIGHT}.json"]) == 2
     (messages,) = (content for name, content in found.items() if name.startswith(f"{HER_LIGHT}-"))
-    assert [one["data"] for one in messages["data"]] == [{"text": "1"}, {"text": "Quillfeather"}]
+    assert [one["data"] for one in messages["data"]] == [
+        {"temperature": 30.0},
+        {"text": "1"},
+        {"text": "Quillfeather"},
+    ]
     assert found["about.json"]["shortened"] == []
     assert "hash" not in json.dumps(list(found))
     secrets = (HER_TOKEN, ZOE_TOKEN, "token_hash", "password_hash", "sealed")
