@@ -97,7 +97,9 @@ class AlarmObject(Shape, kw_only=True):
     last_on: Annotated[int, time_ms("When the rule triggered last")]
     count: Annotated[Amount, about("How often the rule has triggered while it was open")]
     did: Annotated[Id, about("The device that it is about; absent without one")] | UnsetType = UNSET
-    text: Annotated[str, about("Absent when the caller may not read a device whose values were seen")] | UnsetType = UNSET
+    text: Annotated[str, about("Absent when the caller may not read a device whose values were seen")] | UnsetType = (
+        UNSET
+    )
     acknowledged_on: Timestamp | UnsetType = UNSET
     acknowledged_by: Annotated[str, about("`user` and the id")] | UnsetType = UNSET
     cleared_on: Timestamp | UnsetType = UNSET
