@@ -282,9 +282,7 @@ WEATHER = {
 
 def test_a_weather_station_of_ecowitt2mqtt_is_taken_over(daemon: Daemon) -> None:
     """ecowitt2mqtt has an environment of its own: its requirements are not those of the service."""
-    program = shutil.which("ecowitt2mqtt")
-    if program is None:
-        pytest.skip("ecowitt2mqtt is not installed")
+    program = require_program("ecowitt2mqtt")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         listen = free.getsockname()[1]
