@@ -87,15 +87,7 @@ def _reseal(engine: StoreAnywhere, vault: Vault) -> Resealing:
         store.begin(write=True)
         now_ms = time.time_ns() // 1_000_000
         AuditStore(store).add(entry_of(AuditEvent.KEY_ROTATED, now_ms=now_ms))
-        renew_signing_key(SigningKeyStore(store), vault, now_ms)
+        # Somebody who has the old key may have opened it. The daemon makes another one for the next sign-in.
+        SigningKeyStore(store).remove_all()
         store.commit()
         return done
-
-
-def renew_signing_key(keys: SigningKeyStore, vault: Vault, now_ms: int) -> None:
-    """Another key for ID tokens, where the store has one: somebody who has the old seal key may have opened that."""
-    if keys.newest() is not None:
-        from broker.accounts.openid import new_signing_key  # noqa: PLC0415 - most stores have none
-
-        keys.remove_all()
-        keys.add(new_signing_key(vault, now_ms=now_ms))

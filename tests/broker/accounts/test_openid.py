@@ -12,9 +12,6 @@ from joserfc.jwk import KeySet
 from broker.accounts.authorize import AuthorizationRequest, Redirect
 from broker.accounts.openid import scope_of
 from broker.errors import PermissionDenied
-from broker.secrets import Vault
-from protocols.cli.key import renew_signing_key
-from storage.database import Transaction
 from tests.broker.accounts.oauth_world import (
     CALLBACK,
     MOBILE,
@@ -107,12 +104,7 @@ async def test_without_openid_nothing_changes(oauth: OAuthWorld) -> None:
 async def test_there_is_one_key_and_another_one_after_a_rotation(oauth: OAuthWorld) -> None:
     first = await oauth.services.accounts.signing_keys.public()
     assert await oauth.services.accounts.signing_keys.public() == first
-    vault: Vault = oauth.services.core.vault
-
-    def rotate(tx: Transaction) -> None:
-        renew_signing_key(tx.authorizations.signing_keys, vault, NOW_MS)
-
-    await oauth.services.core.database.write(rotate)
+    await oauth.services.core.database.write(lambda tx: tx.authorizations.signing_keys.remove_all())
     second = await oauth.services.accounts.signing_keys.public()
     assert [len(keys["keys"]) for keys in (first, second)] == [1, 1]
     assert first["keys"][0]["kid"] != second["keys"][0]["kid"]

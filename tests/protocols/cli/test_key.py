@@ -42,11 +42,10 @@ def settings(tmp_path: Path, _template: Path) -> Settings:
 
 
 def all_opened(settings: Settings) -> dict[str, list[str]]:
-    """Every secret that a rotation keeps, opened with the keys that the daemon would use; the key for ID tokens opens,
-    too, and is another one afterwards."""
+    """Every secret that a rotation keeps, opened with the keys that the daemon would use. That for ID tokens goes."""
     with open_state(settings) as state, store_of(settings) as store:
         found = {str(column): opened(store, column, state.vault) for column in SEALED_COLUMNS}
-    assert found.pop("signing_key.sealed")
+    del found["signing_key.sealed"]
     return found
 
 
