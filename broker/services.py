@@ -45,6 +45,7 @@ from broker.models.learner import Learner
 from broker.models.room import ModelsRoom, open_models
 from broker.monetization.port import Processor
 from broker.monetization.room import MonetizationRoom, open_monetization
+from broker.my_data.room import MyDataRoom, open_my_data
 from broker.operating.room import OperatingRoom, open_operating
 from broker.provisioning.room import open_provisioning
 from broker.provisioning.service import Provisioning
@@ -93,6 +94,7 @@ class Services(msgspec.Struct, frozen=True):
     log_feeds: LogFeeds
     trials: TrialsRoom
     export: Exports
+    my_data: MyDataRoom
     connectors: Connectors
     device_management: DeviceManagementRoom
     scenes: ScenesRoom
@@ -255,6 +257,7 @@ async def _open_rooms(
     log_feeds = open_log_feeds(core, devices, messages, routing)
     trials = await open_trials(core, mail, accounts, device_types, devices)
     export = await open_export(core, mail, accounts, device_types, devices, messages, trials)
+    my_data = await open_my_data(core, accounts, device_types, devices, messages, export)
     connectors = await open_connectors(core, device_types, devices, limits, messages, third_party)
     device_management = await open_device_management(core, device_types, devices, limits, messages, wanted)
     scenes = await open_scenes(core, accounts, device_types, devices, messages, wanted)
@@ -311,6 +314,7 @@ async def _open_rooms(
         log_feeds=log_feeds,
         trials=trials,
         export=export,
+        my_data=my_data,
         connectors=connectors,
         device_management=device_management,
         scenes=scenes,

@@ -233,6 +233,15 @@ EXPORTS_WAITING_OF_ORGANIZATION: Final = 300  # of all its applications
 EXPORT_BYTES_OF_USER: Final = 4 * 1024**3  # of the archives that are kept
 EXPORT_BYTES_OF_ORGANIZATION: Final = 32 * 1024**3
 EXPORT_URL_CHARACTERS: Final = 2_000
+IMPORT_BYTES: Final = 64 * 1024**2  # reference 10.5
+IMPORTS_OF_USER: Final = 10  # that go on
+IMPORTS_SHOWN: Final = 100
+IMPORTS_KEPT_DAYS: Final = 30
+IMPORT_WRONG_LINES: Final = 100  # that are named
+DATA_READERS_SHOWN: Final = 200  # reference 5.9
+ERASURES_OF_USER: Final = 100  # reference 9.12: deletions of messages that go on
+ERASURES_SHOWN: Final = 100
+ERASURES_KEPT_DAYS: Final = 30
 
 CONNECTOR_CALLS_PER_MINUTE: Final = 60  # reference 21.1: calls to the external cloud, for each user
 CONNECTOR_CALLS_PER_DAY: Final = 10_000

@@ -18,6 +18,7 @@ OWN_ROWS: Final = (
     "ended_consent",
     "upgrade_token",
     "alarm",
+    "data_reader",
 )
 #: Objects that capabilities remove, because they hold them in memory or in files, and which rows count: a model of a
 #: rule is part of the rule, and a subscription that ended has a log.

@@ -33,12 +33,14 @@ from storage.codes import CodeStore
 from storage.commit_delay import CommitDelay
 from storage.conditions import conditional
 from storage.connectors import ConnectorStore
+from storage.data_readers import DataReaderStore
 from storage.deliveries import DeliveryStore
 from storage.device_connections import DeviceConnectionStore
 from storage.device_management import DeviceManagementStore
 from storage.device_types import DeviceTypeStore
 from storage.devices import DeviceStore
 from storage.durations import Durations
+from storage.erasures import ErasureStore
 from storage.export import ExportStore
 from storage.facts import FactRecord, FactStore, StoreBehindError, StoreOvertakenError
 from storage.failed_readings import FailedReadingStore
@@ -48,6 +50,7 @@ from storage.firmware import FirmwareStore
 from storage.forwarding import ForwardingStore
 from storage.found import FoundStore
 from storage.homes import HomeStore
+from storage.imports import ImportStore
 from storage.keys import Position, Ticket
 from storage.labels import LabelStore
 from storage.leases import HeldLease, Holder, LeaseStore
@@ -210,6 +213,9 @@ class Transaction:
         self.wanted = WantedStore(connection)
         self.alarms = AlarmStore(connection)
         self.alarm_telling = AlarmTellingStore(connection)
+        self.erasures = ErasureStore(connection)
+        self.data_readers = DataReaderStore(connection)
+        self.imports = ImportStore(connection)
         self.trials = TrialStore(connection)
         self.trial_invitations = TrialInvitationStore(connection)
         self.trial_sessions = TrialSessionStore(connection)

@@ -83,6 +83,15 @@ class ExportStore(Store):
         )
         return [_record(row) for row in rows]
 
+    def in_one_of(self, statuses: Collection[str]) -> list[ExportRecord]:
+        """The exports that are in one of these states."""
+        named = {f"status_{index}": status for index, status in enumerate(statuses)}
+        rows = self._db.execute(
+            f"SELECT * FROM export WHERE status IN ({', '.join(f':{name}' for name in named)}) ORDER BY key",  # noqa: S608 - parameters
+            named,
+        )
+        return [_record(row) for row in rows]
+
     def of_application(self, application: ApplicationKey) -> list[ExportRecord]:
         rows = self._db.execute(
             "SELECT * FROM export WHERE application = :application ORDER BY key", {"application": application}

@@ -44,9 +44,12 @@ OWN_ROWS: Final = (
     ("alarm_telling", "user"),
     ("export", "user"),
     ("board", "user"),
+    ("table_import", "user"),
+    ("data_reader", "owner"),
+    ("data_reader", "reader"),
 )
 #: Rows that stay, without the user.
-ANONYMOUS: Final = (("payment", "user"), ("registration", "user"), ("device_type", "owner"))
+ANONYMOUS: Final = (("payment", "user"), ("registration", "user"), ("device_type", "owner"), ("erasure", "user"))
 #: Objects that capabilities remove, so that nothing refers to the user at the end.
 OBJECTS: Final = (
     ("device", "owner"),

@@ -31,6 +31,7 @@ _KEPT_ONCE: Final = (
     "mqtt_will",
     "wanted",
     "alarm",
+    "erasure",
 )
 
 

@@ -95,6 +95,7 @@ class Life:
         await self.call("POST", "/actions", json={"ddid": HER_LIGHT, "data": {"actions": [{"name": "setOn"}]}})
         span = {"startDate": NOW_MS - 1000, "endDate": NOW_MS + 1000}
         await self.call("POST", "/messages/export", json={"sdids": HER_LIGHT, **span})
+        await self.call("DELETE", "/messages", params={"sdid": HER_LIGHT, "startDate": 0, "endDate": 1})
         await self._services.messages.projector.flush()
 
     async def _automation(self) -> None:

@@ -122,6 +122,7 @@ PLACES: Final[Mapping[str, tuple[str, ...]]] = {
         "Reader._read_on _position",
         "RuleEngine._next_rows _follows",
     ),
+    "A cache: of two tasks that measured the same, either result may stay": ("Sheets._measured _known",),
     "Who waited looks at all that there is afterwards": (
         "NodeMembership.keep_forever _hurry",
         "FactLog.follow_forever _wanted",

@@ -11,6 +11,7 @@ from broker.devices.inventory import Inventory
 from broker.devices.labels import Labels
 from broker.devices.listing import DeviceLists
 from broker.devices.presence import Presence
+from broker.devices.readers import DataReaders
 from broker.devices.registry import Devices
 from broker.devices.removal import Removal
 from broker.devices.shares import Shares
@@ -28,6 +29,7 @@ class DevicesRoom(msgspec.Struct, frozen=True):
     labels: Labels
     presence: Presence
     removal: Removal
+    readers: DataReaders
 
 
 async def open_devices(core: Core, mails: Mails, accounts: AccountsRoom, device_types: DeviceTypesRoom) -> DevicesRoom:
@@ -48,6 +50,8 @@ async def open_devices(core: Core, mails: Mails, accounts: AccountsRoom, device_
     )
     accounts.claims.ends("Devices of others, shared with the account", shares.end_all_of)
     accounts.claims.ends("Devices", inventory.end_all_of)
+    readers = DataReaders(database, clock)
+    core.life.worker("readers", readers.flush_forever, save=readers.save)
     tokens = DeviceTokens(database, clock, core.vault)
     return DevicesRoom(
         registry=registry,
@@ -59,4 +63,5 @@ async def open_devices(core: Core, mails: Mails, accounts: AccountsRoom, device_
         labels=Labels(database, clock, device_types.catalog, tokens),
         presence=presence,
         removal=removal,
+        readers=readers,
     )

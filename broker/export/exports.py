@@ -21,6 +21,7 @@ from broker.accounts.applications import require_application
 from broker.accounts.issuance import Issuance
 from broker.accounts.tokens import Caller, trials_of
 from broker.clock import Clock
+from broker.devices.readers import DataReaders
 from broker.devices.registry import Device, Devices
 from broker.errors import Conflict, DeviceNotFound, Gone, NotFound, TryLater, UserNotFound, ValidationFailed
 from broker.export import parquet
@@ -114,6 +115,7 @@ class Exports:
     _mails: Mails
     _clock: Clock
     _planner: Planner
+    _readers: DataReaders
     _files: Files
     _wakeup: Wakeup = field(default_factory=Wakeup)
 
@@ -162,6 +164,7 @@ class Exports:
             tx.exports.put(replace(record, head=tx.messages.head()))
 
         await self._database.write(add)
+        self._readers.note(caller, (await self._still_there(_devices_of(record))).values())
         self._wakeup.set()
         _log.info("export_received", export_id=record.id)
         return record.id
@@ -239,6 +242,18 @@ class Exports:
 
         await self._database.write(work)
         await self._files.sweep()
+
+    def end_with(self, tx: Transaction, device: DeviceKey, *, start_ms: int, end_ms: int) -> None:
+        """End the exports that have messages of a device in a range of times, which are being deleted, or may have
+        them. One that waits will not have them."""
+        for record in tx.exports.in_one_of((*WITH_RESULT, ExportStatus.IN_PROGRESS)):
+            request = msgspec.json.decode(record.request, type=ExportRequest)
+            if request.end_ms < start_ms or request.start_ms > end_ms or device not in _devices_of(record):
+                continue
+            if record.status == ExportStatus.IN_PROGRESS:
+                _fail(record.id, "messages were deleted", tx)
+            else:
+                _expire(record.id, Milliseconds(0), tx)
 
     def end_all_of_application(self, issuance: Issuance, application: ApplicationRecord) -> None:
         """Remove what an application exported (`broker/accounts/application_ends.py: Ender`)."""

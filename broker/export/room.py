@@ -29,6 +29,7 @@ async def open_export(
         mails,
         core.clock,
         planner,
+        devices.readers,
         core.files,
         core.knock(LeaseName.UPKEEP, "exports"),
     )

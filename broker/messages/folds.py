@@ -55,8 +55,8 @@ _WAITING_CHARACTERS: Final = 512
 
 _log = structlog.get_logger(__name__)
 _encode = msgspec.json.Encoder().encode
-_decode_fields = msgspec.json.Decoder(Fields).decode
-_decode_open = msgspec.json.Decoder(Open).decode
+decode_fields = msgspec.json.Decoder(Fields).decode
+decode_open = msgspec.json.Decoder(Open).decode
 
 
 class Unsaved(msgspec.Struct, frozen=True):
@@ -104,7 +104,7 @@ class Folds:
         self.device = device
         self._tally = tally
         self.position = self.saved_position = saved.position if saved is not None else Position(0)
-        self._fields: Fields = _decode_fields(saved.fields) if saved is not None else {}
+        self._fields: Fields = decode_fields(saved.fields) if saved is not None else {}
         # The newest message, as long as those before it had the same fields: it is merged into the fields later.
         self._newest: _Newest | None = None
         self._minutes: Minutes = {}  # not summed up yet
@@ -120,7 +120,7 @@ class Folds:
     @classmethod
     def load(cls, tx: Transaction, devices: Sequence[DeviceKey], tally: FoldTally) -> "dict[DeviceKey, Folds]":
         saved = tx.snapshots.of_all(devices)
-        opened = {device: _decode_open(row.open) for device, row in saved.items() if row.open is not None}
+        opened = {device: decode_open(row.open) for device, row in saved.items() if row.open is not None}
         if others := [device for device in devices if device not in opened]:
             # Of a version that wrote every bucket at once. New devices have no rollups.
             opened |= {device: newest_buckets(tx, device) for device in tx.rollups.with_any(others)}
@@ -294,6 +294,11 @@ class Folds:
         self._tally.values -= self._values
 
 
+def encoded(part: Fields | Open) -> str:
+    """As a snapshot has it."""
+    return _encode(part).decode()
+
+
 def write_folds(tx: Transaction, saves: Sequence[tuple[SnapshotRow, Unsaved]], writer: RollupWriter) -> None:
     """Write the snapshots and buckets of devices, without those of removed devices."""
     there = tx.devices.existing([row.device for row, _ in saves])
@@ -327,18 +332,18 @@ def merge_message(fields: Fields, data: Mapping[str, Any], row: MessageRow) -> N
 def saved_fields(tx: Transaction, device: DeviceKey) -> tuple[Fields, Position]:
     """The snapshot in the store, and the position up to which it has the device's rows."""
     saved = tx.snapshots.of(device)
-    return (_decode_fields(saved.fields), saved.position) if saved is not None else ({}, Position(0))
+    return (decode_fields(saved.fields), saved.position) if saved is not None else ({}, Position(0))
 
 
 def saved_fields_of(tx: Transaction, devices: Sequence[DeviceKey]) -> dict[DeviceKey, Fields]:
     """The snapshots in the store; a device without one is left out."""
-    return {device: _decode_fields(saved.fields) for device, saved in tx.snapshots.of_all(devices).items()}
+    return {device: decode_fields(saved.fields) for device, saved in tx.snapshots.of_all(devices).items()}
 
 
 def open_buckets(saved: SnapshotRow | None) -> Buckets:
     if saved is None or saved.open is None:
         return {}
-    return {(level, start): cells for level, (start, cells) in _decode_open(saved.open).items()}
+    return {(level, start): cells for level, (start, cells) in decode_open(saved.open).items()}
 
 
 def _decodable(rows: Sequence[MessageRow]) -> Decoded:

@@ -9,11 +9,11 @@ Reads merge memory and store, so nothing that was acknowledged is missing in the
 The log's index gets the same rows, because they are sorted by device here (`broker/messages/log_indexer.py`).
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from itertools import islice
 from time import perf_counter
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 import structlog
@@ -63,6 +63,7 @@ _CONSUMER: Final = "folds"
 _NOTE_SECONDS: Final = 10.0
 _log = structlog.get_logger(__name__)
 
+T = TypeVar("T")
 _Saves = Sequence[tuple[SnapshotRow, Unsaved]]
 
 
@@ -232,6 +233,31 @@ class Projector:
                 self._unwritten.pop(device, None)
                 if (folds := self._folds.pop(device, None)) is not None:
                     folds.leave_tally()
+
+    async def caught_up(self, device: DeviceKey) -> Position:
+        """Add every durable row, and write the device; up to which position rows were added. Raises StoreError."""
+        async with self._working:
+            await self._catch_up()
+            self._indexer.flush()
+            await self._write_one(device)
+            return self._position
+
+    async def rewrite(self, device: DeviceKey, work: Callable[[Transaction], T]) -> T:
+        """Run a work that changes what the store has of a device, all of whose rows were written before. Raises
+        StoreError."""
+        async with self._working:
+            await self._catch_up()
+            await self._write_one(device)
+            if (folds := self._folds.pop(device, None)) is not None:
+                folds.leave_tally()
+            # Shielded: of a write that nobody waits for, nobody knows whether it was committed.
+            with trio.CancelScope(shield=True):
+                done = await self._database.write_own(self._lease, work)
+            return done  # noqa: RET504 - to mypy, the scope could have ended without it
+
+    async def _write_one(self, device: DeviceKey) -> None:
+        if device in self._unwritten:
+            await self._write([device])
 
     async def save(self) -> None:
         """Write for a short time, when the daemon stops: the rows that remain are added again after the next start."""

@@ -44,6 +44,8 @@ class AuditEvent(StrEnum):
     DEVICES_IMPORTED = "devices_imported"
     DEVICE_CLAIMED = "device_claimed"
     LABEL_RENEWED = "label_renewed"
+    MESSAGES_IMPORTED = "messages_imported"
+    MESSAGES_DELETED = "messages_deleted"
     WANTED_SET = "wanted_set"
     WANTED_WITHDRAWN = "wanted_withdrawn"
     DEVICE_TYPE_CREATED = "device_type_created"

@@ -1,6 +1,7 @@
 """The command line. A command's module is imported when the command is called."""
 
 import importlib
+from keyword import iskeyword
 from typing import Any
 
 import click
@@ -31,6 +32,7 @@ _COMMANDS = {
     "mcp": "mcp",
     "history": "history",
     "export": "export",
+    "import": "export",
     "type": "device_types",
     "plans": "monetization",
     "payments": "monetization",
@@ -66,6 +68,7 @@ _FIRST_SENTENCES = {
     "mcp": "Let an assistant on this machine ask the service: the Model Context Protocol over stdin and stdout.",
     "history": "Print the latest messages of a device (id or name), one line of JSON each, oldest first.",
     "export": "Write messages into FOLDER: one file for each device type, with a column for each field.",
+    "import": "Bring messages from FILES of CSV, as `trunkline export` writes them.",
     "type": "Device types of the running daemon and their Manifests.",
     "plans": "List the plans that are not decided yet.",
     "payments": "List the payments that have to be refunded, and the undecided ones.",
@@ -97,7 +100,8 @@ class _Commands(click.Group):
         name = f"protocols.cli.{_COMMANDS[cmd_name]}"
         with importing(name):
             module = importlib.import_module(name)
-        command: click.Command = getattr(module, cmd_name.replace("-", "_"))
+        name = cmd_name.replace("-", "_")
+        command: click.Command = getattr(module, f"{name}_" if iskeyword(name) else name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

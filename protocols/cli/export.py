@@ -1,4 +1,4 @@
-"""`trunkline export`: one's messages as files (reference 10.4)."""
+"""`trunkline export` and `trunkline import`: messages as files, and back (reference 10.4 and 10.5)."""
 
 import hashlib
 import os
@@ -67,6 +67,45 @@ def export(
     click.echo(f"{status['totalMessages']} messages", err=True)
 
 
+@click.command("import")
+@click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--device", help="The device (id or name) of files without a column sdid.")
+@_url_option
+@cafile_option
+def import_(files: tuple[Path, ...], device: str | None, url: str, cafile: Path | None) -> None:
+    """Bring messages from FILES of CSV, as `trunkline export` writes them.
+
+    A token of a user who may write on the devices is read from the environment variable TRUNKLINE_TOKEN. Wrong lines
+    are named; the others are stored. A file can be brought twice: messages that are there are not stored again.
+    """
+    is_whole = True
+    with _client(url, cafile) as client:
+        params = {} if device is None else {"sdid": id_of(client, device)}
+        for file in files:
+            with file.open("rb") as content:
+                made = rest_answer(
+                    client,
+                    "POST",
+                    "/messages/import",
+                    about=f"{file}: ",
+                    params=params,
+                    content=content,
+                    headers={"Content-Type": "text/csv", "Content-Length": str(file.stat().st_size)},
+                )
+            state = _finished(partial(_import_state, client, made["data"]["id"]), "import")
+            for wrong in state["wrongLines"]:
+                click.echo(f"{file}:{wrong['line']}: {wrong['reason']}", err=True)
+            click.echo(f"{file}: {state['stored']} stored, {state['present']} present, {state['wrong']} wrong")
+            is_whole &= not state["wrong"]
+    if not is_whole:
+        raise CommandError("some lines are wrong")
+
+
+def _import_state(client: httpx.Client, id_: str) -> Mapping[str, Any]:
+    state: Mapping[str, Any] = rest_answer(client, "GET", f"/messages/import/{id_}/status")["data"]
+    return state
+
+
 def _asked(
     client: httpx.Client, devices: tuple[str, ...], format_: str, start: datetime | None, end: datetime | None
 ) -> str:
@@ -88,7 +127,8 @@ def _finished(look: Callable[[], Mapping[str, Any]], what: str) -> Mapping[str, 
     while True:
         state = look()
         if state["status"] in {"Failure", "Expired"}:
-            raise CommandError(f"the {what} has ended: {state['status']}")
+            reason = state.get("reason", state["status"])
+            raise CommandError(f"the {what} has ended: {reason}")
         if state["status"] not in {"Received", "InProgress"}:
             return state
         if (progress := state.get("progress")) is not None and progress != told:

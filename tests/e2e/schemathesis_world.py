@@ -97,11 +97,20 @@ def furnish(client: httpx.Client, kitchen: str) -> dict[str, str]:
         samples.SHARE_ID: made("POST", f"/devices/{kitchen}/shares", json={"email": "bob@example.org"})["id"],
         samples.UPLOAD: upload["uploadId"],
         samples.EXPORT: made("POST", "/messages/export", json=export)["exportId"],
+        samples.IMPORT: imported(client, kitchen),
+        samples.DELETION: made("DELETE", f"/messages?sdid={kitchen}&startDate=0&endDate=1")["id"],
         samples.CERTIFICATE: made("POST", certificates, json={"certificate": signed})["id"],
         samples.TOKEN: USER_TOKEN,
         "steps": "intensity",
         "-----BEGIN CERTIFICATE-----\\n…\\n-----END CERTIFICATE-----\\n": to_be_signed.replace("\n", "\\n"),
     }
+
+
+def imported(client: httpx.Client, kitchen: str) -> str:
+    headers = {"Content-Type": "text/csv"}
+    answer = client.post(f"/messages/import?sdid={kitchen}", content=b"time,intensity", headers=headers)
+    made: str = answer.raise_for_status().json()["data"]["id"]
+    return made
 
 
 def furnish_trials(client: httpx.Client, kitchen: str) -> tuple[dict[str, str], list[dict[str, str]]]:
@@ -219,6 +228,8 @@ def dictionaries_of(world: Mapping[str, str]) -> dict[str, list[str | int]]:
         "scenes": [world[samples.SCENE]],
         "boards": [world[samples.BOARD]],
         "exports": [world[samples.EXPORT]],
+        "deletions": [world[samples.DELETION]],
+        "imports": [world[samples.IMPORT]],
         "rules": [world[samples.RULE]],
         "alarms": [world[samples.ALARM]],
         "mids": [world[samples.MID]],
@@ -240,6 +251,8 @@ _BOUND: Final = {
     "path.boardId": "boards",
     "path.modelId": "models",
     "path.exportId": "exports",
+    "path.deletionId": "deletions",
+    "path.importId": "imports",
     "path.ruleId": "rules",
     "path.alarmId": "alarms",
     "query.mid": "mids",

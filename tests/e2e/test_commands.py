@@ -52,6 +52,15 @@ def test_an_export_is_fetched_and_unpacked(tmp_path: Path) -> None:
         table.unlink()
         run("export", *address, "--out", folder, "--id", first["exportId"])
         assert table.exists()
+        assert run("import", table, *address).splitlines() == [f"{table}: 0 stored, 4 present, 0 wrong"]
+        more = tmp_path / "more.csv"
+        more.write_text("time,intensity\n2020-01-01T00:00Z,5\nnever,6\n")
+        refused = run_command(
+            "import", more, "--device", "Light 0", *address, environment={**os.environ, "TRUNKLINE_TOKEN": USER_TOKEN}
+        )
+        assert refused.returncode == 1
+        assert refused.stdout == f"{more}: 1 stored, 0 present, 1 wrong\n"
+        assert refused.stderr.startswith(f"{more}:3: time: “never”")
         run("export", "Light 1", "--format", "parquet", "--from", "2017-07-14", "--out", folder, *address)
     (table,) = folder.glob("*.parquet")
     assert pyarrow.parquet.read_table(table).column("intensity").to_pylist() == [1, 3]

@@ -12,6 +12,7 @@ from protocols.http.rest.approved_lists import ApprovedListCalls
 from protocols.http.rest.batches import BatchCalls
 from protocols.http.rest.boards import BoardCalls
 from protocols.http.rest.connectors import ConnectorCalls
+from protocols.http.rest.deletions import DeletionCalls
 from protocols.http.rest.developer import DeveloperCalls
 from protocols.http.rest.developer_applications import DeveloperApplicationCalls
 from protocols.http.rest.developer_connectors import DeveloperConnectorCalls
@@ -28,11 +29,13 @@ from protocols.http.rest.devices import DeviceCalls
 from protocols.http.rest.export import ExportCalls
 from protocols.http.rest.found import FoundCalls
 from protocols.http.rest.images import ImageCalls
+from protocols.http.rest.imports import ImportCalls
 from protocols.http.rest.leaving import LeavingCalls
 from protocols.http.rest.manifests import ManifestCalls
 from protocols.http.rest.messages import MessageCalls
 from protocols.http.rest.models import ModelCalls
 from protocols.http.rest.monetization import MonetizationCalls
+from protocols.http.rest.my_data import MyDataCalls
 from protocols.http.rest.names import NameCalls
 from protocols.http.rest.notifications import NotificationCalls
 from protocols.http.rest.operator import OperatorCalls
@@ -60,10 +63,13 @@ from protocols.http.rest.wanted import WantedCalls
 NOUNS: Final[tuple[type[RestCalls], ...]] = (
     MessageCalls,
     BatchCalls,
+    DeletionCalls,
     ActionCalls,
     AnalyticsCalls,
     ValueCalls,
     ExportCalls,
+    ImportCalls,
+    MyDataCalls,
     DeviceCalls,
     DeviceTokenCalls,
     DeviceStatusCalls,

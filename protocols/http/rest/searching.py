@@ -172,6 +172,7 @@ class Readable:
         self._users = accounts.users
         self._devices = devices.registry
         self._permissions = accounts.permissions
+        self._readers = devices.readers
 
     async def user_for(self, caller: Caller, uid: str) -> str:
         """The id of a user for whom the caller acts. A device acts for its owner.
@@ -204,7 +205,9 @@ class Readable:
     async def owned(self, caller: Caller, user: UserKey) -> list[Device]:
         """The user's own devices that the caller may read."""
         reach = await self._permissions.reach(caller)
-        return [one for one in await self._devices.owned_by(user) if reach.allows(one, Permission.READ)]
+        found = [one for one in await self._devices.owned_by(user) if reach.allows(one, Permission.READ)]
+        self._note(caller, found)
+        return found
 
     async def source(self, caller: Caller, query: Query) -> Device | None:
         """The device `sdid`, by default the caller itself."""
@@ -215,7 +218,12 @@ class Readable:
         """A device that the caller may read. Raises DeviceNotFound, PermissionDenied."""
         device = await self._devices.find(device_id)
         await self._permissions.require(caller, device, Permission.READ)
+        self._note(caller, [device])
         return device
+
+    def _note(self, caller: Caller, devices: list[Device]) -> None:
+        if caller.device is None:
+            self._readers.note(caller, devices)
 
     async def listed(self, caller: Caller, device_ids: Iterable[str]) -> list[Device]:
         """The listed devices, each once. Raises DeviceNotFound, PermissionDenied."""
@@ -224,4 +232,5 @@ class Readable:
         for device in devices:
             if not reach.allows(device, Permission.READ):
                 raise PermissionDenied(f"READ on device {device.id}")
+        self._note(caller, devices)
         return devices

@@ -46,6 +46,7 @@ def test_the_help_and_the_clients_of_a_daemon_import_no_server() -> None:
         "forward",
         "history",
         "export",
+        "import",
         "receive",
         "mcp",
         "simulate",

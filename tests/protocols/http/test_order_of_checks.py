@@ -5,7 +5,8 @@ Who makes the calls has none left in this minute. What it is told of objects is 
 
 import json
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
@@ -140,6 +141,10 @@ DELETE /devicetypes/{type}/whitelist/{vdid} -
 GET /devicetypes/{type}/whitelist/certificates 4001
 POST /devicetypes/{type}/whitelist/certificates 400
 DELETE /devicetypes/{type}/whitelist/certificates/{certificate} -
+GET /messages/deletions/{deletion} -
+GET /users/{user}/readers -
+GET /devicetypes/{type}/sheet -
+GET /messages/import/{import}/status -
 GET /messages/export/{export}/status -
 GET /messages/export/{export}/result -
 GET /pricing/devices/{device}/revenueshare/upgradepath 4001
@@ -342,6 +347,8 @@ async def named(services: Services, world: World) -> dict[str, Named]:
         "organization": Named(ID, *await organizations(services, "Beta", "Acme")),
         "made": Named(ID, BETA_APPLICATION, DASHBOARD),
         "found": Named(ID, *await found_devices(services, BOBS, KITCHEN)),
+        "import": Named(ID, *[await an_import(services, *whose) for whose in ((bob, BOBS), (ada, KITCHEN))]),
+        "deletion": Named(ID, *[await a_deletion(services, *whose) for whose in ((bob, BOBS), (ada, KITCHEN))]),
         "export": Named(ID, await exported(services, bob, BOBS), await exported(services, ada, KITCHEN)),
     }
 
@@ -517,6 +524,28 @@ async def trials(services: Services, world: World) -> dict[str, Named]:
         made.append((trial.id, asked.id, owner.id, session.id, *kept, "mood"))
     names = ("trial", "asked", "member", "sitting", "kept", "ruled", "about", "word")
     return {name: Named(ID, foreign, own) for name, foreign, own in zip(names, *made, strict=True)}
+
+
+async def an_import(services: Services, caller: Caller, device: str) -> str:
+    async def content() -> AsyncGenerator[bytes]:
+        yield b"time,text"
+
+    async with aclosing(content()) as chunks:
+        found = await services.devices.registry.find(device)
+        made = await services.my_data.imports.create(caller, chunks, found)
+    with trio.fail_after(10):
+        while (await services.my_data.imports.find(caller, made.id)).ended_on is None:
+            await trio.lowlevel.checkpoint()
+    return made.id
+
+
+async def a_deletion(services: Services, caller: Caller, device: str) -> str:
+    found = await services.devices.registry.find(device)
+    made = (await services.my_data.erasures.create(caller, found, 0, 1)).record
+    with trio.fail_after(10):
+        while (await services.my_data.erasures.find(caller, made.id)).record.ended_on is None:
+            await trio.lowlevel.checkpoint()
+    return made.id
 
 
 async def exported(services: Services, caller: Caller, device: str) -> str:

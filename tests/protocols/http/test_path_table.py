@@ -145,6 +145,14 @@ GET /messages/analytics/aggregates
 GET /messages/analytics/histogram
 GET /messages/presence
 GET /values
+POST /messages/import
+GET /messages/import/history
+GET /messages/import/{}/status
+GET /users/{}/readers
+GET /devicetypes/{}/sheet
+DELETE /messages
+GET /messages/deletions
+GET /messages/deletions/{}
 POST /messages/export
 GET /messages/export/history
 GET /messages/export/{}/status

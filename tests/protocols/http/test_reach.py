@@ -116,6 +116,11 @@ IN_QUERY_OR_BODY: Final[Mapping[str, tuple[Needs, tuple[dict[str, Any], ...]]]] 
         ({"params": {"sdid": "{did}", "field": "intensity", "interval": "minute", **_DATES}},),
     ),
     "GET /messages/presence": (READ, ({"params": {"sdid": "{did}", "interval": "minute", **_DATES}},)),
+    "POST /messages/import": (
+        WRITE,
+        ({"params": {"sdid": "{did}"}, "content": b"time,text"},),
+    ),
+    "DELETE /messages": (OWNER, ({"params": {"sdid": "{did}", **_DATES}},)),
     "POST /messages/export": (READ, ({"json": {"sdids": "{did}", **_DATES}},)),
     "POST /subscriptions": (
         READ,
@@ -134,6 +139,11 @@ LISTS: Final = {
     "GET /users/{uid}/transfers",  # test_device_transfers.py
     "GET /users/{uid}/found",  # test_found.py
     "PUT /found/{fid}",  # test_found.py
+    "GET /messages/import/history",  # test_imports.py
+    "GET /messages/import/{importId}/status",  # test_imports.py
+    "GET /users/{uid}/readers",  # test_my_data.py
+    "GET /messages/deletions",  # test_deletions.py
+    "GET /messages/deletions/{deletionId}",  # test_deletions.py
     "GET /messages/export/history",
     "GET /messages/export/{exportId}/status",
     "GET /messages/export/{exportId}/result",

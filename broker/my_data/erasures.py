@@ -1,0 +1,220 @@
+"""Deleting messages that an owner no longer wants kept, and the worker that does it (reference 9.12).
+
+The worker takes the oldest erasure of each user in turn, and of each some messages, in steps for which other writes
+hardly wait. When the messages are gone, rollups and the snapshot are counted again. Each step is found again after a
+restart: what is deleted is not found a second time.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, NamedTuple, Protocol
+
+import structlog
+import trio
+from msgspec.structs import replace
+
+from broker.accounts.tokens import Caller
+from broker.clock import Clock
+from broker.devices.registry import Device, Devices
+from broker.errors import (
+    DeviceNotFound,
+    NotFound,
+    PermissionDenied,
+    TryLater,
+    ValidationFailed,
+    invalid,
+)
+from broker.ids import new_id
+from broker.loops import Loop, Wakeup
+from broker.messages.recounts import Erased, Recounts
+from broker.trace.audit import AuditEvent, note
+from config.limits import ERASURES_KEPT_DAYS, ERASURES_OF_USER, ERASURES_SHOWN
+from storage.ballast import making_room
+from storage.database import Database, Transaction
+from storage.erasures import ErasureRecord
+from storage.keys import DeviceKey, Milliseconds, Position
+from storage.leases import Holder
+from storage.message_searches import Range, SortKey
+
+_LOOK_SECONDS: Final = 60.0
+_RETRY_SECONDS: Final = 5.0
+_PAUSE_SECONDS: Final = 0.01  # other writes commit
+_STEP_ROWS: Final = 250
+_STEP_ENTRIES: Final = 2_000
+_STEPS_OF_TURN: Final = 40
+_LATEST_MS: Final = 2**62
+_DAY_MS: Final = 86_400_000
+_TRY_LATER_SECONDS: Final = 60
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(eq=False)
+class TooManyErasures(TryLater):
+    """A user has as many that go on as may be at a time."""
+
+    template = "Too many deletions go on. Try again in {retry_seconds} seconds"
+
+
+class EndsExports(Protocol):
+    """Ends the exports that have messages of a device in a range of times, in the transaction."""
+
+    def __call__(self, tx: Transaction, device: DeviceKey, *, start_ms: int, end_ms: int) -> None: ...
+
+
+class ShownErasure(NamedTuple):
+    record: ErasureRecord
+    sdid: str  # of a device that is gone: empty
+
+
+class Erasures:
+    def __init__(
+        self,
+        database: Database,
+        devices: Devices,
+        recounts: Recounts,
+        lease: Holder,
+        clock: Clock,
+        wakeup: Wakeup,
+        end_exports: EndsExports,
+    ) -> None:
+        self._database, self._devices, self._recounts = database, devices, recounts
+        self._lease, self._clock, self._wakeup, self._end_exports = lease, clock, wakeup, end_exports
+        #: How far the search for messages to delete has come: they are not looked for twice.
+        self._places: dict[str, SortKey] = {}
+        self.work_forever = Loop(
+            self._turn,
+            every=_LOOK_SECONDS,
+            wakeup=wakeup,
+            at_once=True,
+            failure="messages_not_deleted",
+            retry_seconds=_RETRY_SECONDS,
+            deletes=True,
+        ).run
+
+    async def create(self, caller: Caller, device: Device, start_ms: int, end_ms: int) -> ShownErasure:
+        """Delete the messages of a device with `start_ms <= ts <= end_ms` that are stored by now.
+
+        The caller has checked the permission. Raises ValidationFailed, TooManyErasures.
+        """
+        if (user := caller.user) is None:
+            raise PermissionDenied("a user's token")
+        if not 0 <= start_ms <= end_ms < _LATEST_MS:
+            raise ValidationFailed.of("startDate", invalid("must not be before 1970, nor after endDate"))
+        now_ms = self._clock.now_ms()
+        record = ErasureRecord(
+            id=new_id(),
+            device=device.key,
+            user=user,
+            start_ms=Milliseconds(start_ms),
+            end_ms=Milliseconds(end_ms),
+            head=Position(0),
+            deleted=0,
+            asked_on=Milliseconds(now_ms),
+        )
+
+        def add(tx: Transaction) -> ErasureRecord:
+            known = tx.devices.device(device.key)
+            if known is None or known.owner != device.owner:  # deleted or handed over since
+                raise DeviceNotFound
+            if tx.erasures.open_of(user) >= ERASURES_OF_USER:
+                raise TooManyErasures(_TRY_LATER_SECONDS)
+            asked = replace(record, head=tx.messages.head())
+            tx.erasures.put(asked)
+            self._end_exports(tx, device.key, start_ms=asked.start_ms, end_ms=asked.end_ms)
+            times: dict[str, Any] = {"startDate": asked.start_ms, "endDate": asked.end_ms}
+            note(tx, AuditEvent.MESSAGES_DELETED, device.id, now_ms=now_ms, erasure=asked.id, **times)
+            return asked
+
+        asked = await self._database.write(add)
+        self._wakeup.set()
+        return ShownErasure(asked, device.id)
+
+    async def find(self, caller: Caller, id_: str) -> ShownErasure:
+        """One that the caller's user asked for. Raises NotFound, PermissionDenied."""
+        record = await self._database.read(lambda tx: tx.erasures.by_id(id_))
+        if record is None:
+            raise NotFound
+        if record.user != caller.user:
+            raise PermissionDenied("access to this deletion")
+        return await self._shown(record)
+
+    async def latest(self, caller: Caller) -> list[ShownErasure]:
+        """The latest ones of the caller's user, newest first."""
+        if (user := caller.user) is None:
+            raise PermissionDenied("a user's token")
+        records = await self._database.read(lambda tx: tx.erasures.of_user(user, limit=ERASURES_SHOWN))
+        return [await self._shown(record) for record in records]
+
+    async def _shown(self, record: ErasureRecord) -> ShownErasure:
+        try:
+            return ShownErasure(record, (await self._devices.get(record.device)).id)
+        except DeviceNotFound:
+            return ShownErasure(record, "")
+
+    # The worker
+
+    async def _turn(self) -> bool:
+        """Some steps of the oldest erasure of each user. Raises StoreError."""
+        if self._clock.may_delete():
+            before_ms = self._clock.now_ms() - ERASURES_KEPT_DAYS * _DAY_MS
+            await self._database.write_own(self._lease, lambda tx: tx.erasures.forget_ended(before_ms))
+        is_left = False
+        for record in await self._database.read(lambda tx: tx.erasures.first_of_each_user()):
+            with making_room():
+                is_left |= not await self._some(record)
+        return is_left
+
+    async def _some(self, record: ErasureRecord) -> bool:
+        """Some steps of one; whether it has ended."""
+        for _ in range(_STEPS_OF_TURN):
+            if await self._delete_some(record):
+                break
+            await trio.sleep(_PAUSE_SECONDS)
+        else:
+            return False
+        is_left = True
+        while is_left:
+            is_left = await self._database.write_own(self._lease, partial(_delete_beside, record))
+            await trio.sleep(_PAUSE_SECONDS)
+        await self._recounts.recount(Erased(record.device, record.start_ms, record.end_ms, record.head))
+        await self._database.write_own(self._lease, partial(self._end, record.id, self._clock.now_ms()))
+        self._places.pop(record.id, None)
+        _log.info("messages_deleted", erasure=record.id, device=record.device)
+        return False  # the user may have further ones
+
+    async def _delete_some(self, record: ErasureRecord) -> bool:
+        """Delete the next messages; whether there were no more."""
+        rows = await self._database.read(partial(_next, record, self._places.get(record.id)))
+        if not rows:
+            return True
+        positions = [position for _, position in rows]
+        await self._database.write_own(self._lease, partial(_delete, record.id, positions))
+        self._places[record.id] = rows[-1]
+        return len(rows) < _STEP_ROWS
+
+    def _end(self, id_: str, now_ms: Milliseconds, tx: Transaction) -> None:
+        if (known := tx.erasures.by_id(id_)) is None:
+            return
+        tx.erasures.put(replace(known, ended_on=now_ms))
+        # An export that was asked for since has some of these messages.
+        self._end_exports(tx, known.device, start_ms=known.start_ms, end_ms=known.end_ms)
+
+
+def _next(record: ErasureRecord, place: SortKey | None, tx: Transaction) -> Sequence[SortKey]:
+    search = Range(record.start_ms, record.end_ms, limit=_STEP_ROWS, after=place, until=record.head)
+    return [(row.ts, row.position) for row in tx.message_searches.page([record.device], search)]
+
+
+def _delete(id_: str, positions: Sequence[Position], tx: Transaction) -> None:
+    known = tx.erasures.by_id(id_)
+    if known is not None and known.ended_on is None:
+        number = tx.erasures.delete_messages(known.device, positions)
+        tx.erasures.put(replace(known, deleted=known.deleted + number))
+
+
+def _delete_beside(record: ErasureRecord, tx: Transaction) -> bool:
+    """Delete some of the failed messages and index entries; whether there may be more."""
+    failed = tx.erasures.delete_failed(record, limit=_STEP_ROWS)
+    entries = tx.erasures.delete_entries(record, limit=_STEP_ENTRIES)
+    return failed == _STEP_ROWS or entries == _STEP_ENTRIES

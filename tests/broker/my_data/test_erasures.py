@@ -1,0 +1,172 @@
+"""Deleting messages: what is left is counted as if the others had never come (reference 9.12)."""
+
+from functools import partial
+from random import Random
+from typing import Any
+
+import pytest
+import trio
+
+from broker.accounts.tokens import Caller
+from broker.devices.registry import Device
+from broker.errors import PermissionDenied, ValidationFailed
+from broker.export.status import ExportStatus
+from broker.messages import recounts
+from broker.messages.decoding import decoded
+from broker.messages.folds import Fields, merge_message, open_buckets, saved_fields
+from broker.messages.intervals import DAY_MS, HOUR_MS, MINUTE_MS
+from broker.messages.rollups import LEVELS, Buckets, Cells, collect, merge_into, summarised, summary_of
+from broker.my_data import erasures
+from broker.my_data.erasures import TooManyErasures
+from broker.services import Services
+from storage.database import Transaction
+from storage.erasures import ErasureRecord
+from storage.keys import DeviceKey, Milliseconds
+from storage.message_searches import Range
+from storage.records import AuditFilter, MessageRow
+from tests.broker.export.test_exports import ada, asking, finished, hall, kitchen, send
+from tests.factories import KITCHEN, NOW_MS
+
+__all__ = ["ada", "hall", "kitchen"]
+
+START = NOW_MS - 3 * DAY_MS
+
+
+def rows_of(device: DeviceKey, tx: Transaction) -> list[MessageRow]:
+    return tx.message_searches.page([device], Range(None, None, by_arrival=True))
+
+
+async def erased(services: Services, caller: Caller, device: Device, start_ms: int, end_ms: int) -> ErasureRecord:
+    """What was asked for, when it is done."""
+    asked = await services.my_data.erasures.create(caller, device, start_ms, end_ms)
+    while True:
+        record = (await services.my_data.erasures.find(caller, asked.record.id)).record
+        if record.ended_on is not None:
+            return record
+        await trio.testing.wait_all_tasks_blocked()
+
+
+async def counted(services: Services, device: DeviceKey) -> tuple[dict[Any, Any], dict[str, Any]]:
+    """All rollups of a device, and its snapshot, as reads put them together."""
+    await services.messages.projector.flush()
+
+    def read(tx: Transaction) -> tuple[Buckets, Fields]:
+        buckets: Buckets = {}
+        for level, _ in LEVELS:
+            for _field, first in tx.erasures.first_buckets(device, level, 0, 2**60):
+                bucket: int | None = first
+                while bucket is not None:
+                    found: Cells = {path: summary_of(row) for path, row in tx.rollups.in_bucket(device, level, bucket)}
+                    buckets[level, bucket] = found
+                    bucket = tx.rollups.first(
+                        device, _field, level, start_ms=Milliseconds(bucket + 1), end_ms=Milliseconds(2**60)
+                    )
+        saved = tx.snapshots.of(device)
+        buckets |= open_buckets(saved)
+        return buckets, {}
+
+    buckets, _ = await services.core.database.read(read)
+    _, fields = services.messages.projector.fields_of([device])
+    if device in fields:
+        snapshot = dict(fields[device][1])
+    else:
+        snapshot, _ = await services.core.database.read(lambda tx: saved_fields(tx, device))
+    return buckets, snapshot
+
+
+def expected(rows: list[MessageRow]) -> tuple[Buckets, Fields]:
+    buckets: Buckets = {}
+    fields: Fields = {}
+    for minute, values in collect(decoded(rows)).items():
+        for level, width in LEVELS:
+            merge_into(buckets.setdefault((level, minute - minute % width), {}), summarised(values))
+    for row, data in decoded(rows):
+        merge_message(fields, data, row)
+    return buckets, fields
+
+
+def rounded(buckets: Buckets) -> dict[Any, Any]:
+    """Without what differs by the order in which numbers were added."""
+    return {
+        place: {
+            path: (one.count, one.numbers and (one.numbers.count, one.numbers.min, one.numbers.max, one.numbers.sum))
+            for path, one in cells.items()
+        }
+        for place, cells in buckets.items()
+        if cells
+    }
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_what_is_left_is_counted_as_if_the_others_had_never_come(
+    services: Services, ada: Caller, kitchen: Device, hall: Device, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    random = Random(seed)  # noqa: S311 - the same in each run
+    monkeypatch.setattr(recounts, "_ROWS", 7)
+    monkeypatch.setattr(recounts, "_STEP_ROLLUPS", 3)
+    monkeypatch.setattr(erasures, "_STEP_ROWS", 5)
+
+    async def some(number: int) -> None:
+        fields: list[dict[str, object]] = [
+            {"intensity": random.randrange(100)},
+            {"temperature": float(random.randrange(-9, 9)), "text": random.choice("abc")},
+            {"state": random.random() < 0.5, "colorRGB": {"r": random.randrange(9)}},
+        ]
+        for _ in range(number):
+            ts = START + random.choice((MINUTE_MS, HOUR_MS, 3 * DAY_MS)) * random.randrange(1, 60) // 60
+            await send(services, (random.choice((kitchen, hall)), ts, random.choice(fields)))
+            if random.random() < 0.1:
+                await services.messages.projector.flush()
+
+    await some(60)
+    for _ in range(3):
+        await some(10)
+        first = START + random.choice((0, MINUTE_MS, HOUR_MS, DAY_MS)) + random.randrange(HOUR_MS)
+        last = first + random.choice((0, MINUTE_MS, HOUR_MS, 2 * DAY_MS))
+        before = await services.core.database.read(partial(rows_of, kitchen.key))
+        record = await erased(services, ada, kitchen, first, last)
+        gone = [row for row in before if first <= row.ts <= last]
+        assert record.deleted == len(gone)
+        await some(3)
+        rows = await services.core.database.read(partial(rows_of, kitchen.key))
+        assert not {row.position for row in gone} & {row.position for row in rows}
+        buckets, fields = await counted(services, kitchen.key)
+        assert (rounded(buckets), fields) == (rounded(expected(rows)[0]), expected(rows)[1])
+    rows = await services.core.database.read(partial(rows_of, hall.key))
+    buckets, fields = await counted(services, hall.key)
+    assert (rounded(buckets), fields) == (rounded(expected(rows)[0]), expected(rows)[1])
+
+
+async def test_failed_messages_go_and_exports_end_and_the_audit_log_knows(
+    services: Services, ada: Caller, kitchen: Device
+) -> None:
+    await send(services, (kitchen, START, {"intensity": 1}), (kitchen, START + 1, {"unknown": 1}))
+    inside = await services.export.create(ada, asking(sdids=KITCHEN, start_ms=START))
+    beside = await services.export.create(ada, asking(sdids=KITCHEN, start_ms=START + 5))
+    for one in (inside, beside):
+        assert (await finished(services, ada, one)).status is ExportStatus.SUCCESS
+    await erased(services, ada, kitchen, START, START + 2)
+    assert (await finished(services, ada, inside)).status is ExportStatus.EXPIRED
+    assert (await finished(services, ada, beside)).status is ExportStatus.SUCCESS
+    failed, _ = await services.core.database.read(lambda tx: tx.messages.failed(kitchen.key, offset=0, limit=9))
+    assert failed == []
+    (entry,) = await services.core.audit.find(AuditFilter(0, 2**60, 9, event="messages_deleted"))
+    assert (entry.object, entry.details["startDate"]) == (KITCHEN, START)
+
+
+async def test_another_user_sees_no_deletion(services: Services, ada: Caller, kitchen: Device) -> None:
+    record = await erased(services, ada, kitchen, 0, 1)
+    bob = await services.accounts.tokens.caller("32" * 16)
+    with pytest.raises(PermissionDenied):
+        await services.my_data.erasures.find(bob, record.id)
+    assert await services.my_data.erasures.latest(bob) == []
+    with pytest.raises(ValidationFailed):
+        await services.my_data.erasures.create(ada, kitchen, 2, 1)
+
+
+async def test_a_user_has_a_bound_of_deletions(
+    services: Services, ada: Caller, kitchen: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(erasures, "ERASURES_OF_USER", 0)
+    with pytest.raises(TooManyErasures):
+        await services.my_data.erasures.create(ada, kitchen, 0, 1)
