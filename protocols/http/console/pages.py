@@ -55,6 +55,7 @@ _NAVIGATION: Final = {
     "alarms": (f"{HOME}/alarms", "Alarms"),
     "scenes": (f"{HOME}/scenes", "Scenes"),
     "exports": (f"{HOME}/exports", "Exports"),
+    "data": (f"{HOME}/data", "My data"),
     "account": (f"{HOME}/account", "Account"),
 }
 PAGES: Final = (
@@ -67,6 +68,7 @@ PAGES: Final = (
     Page("/scenes", "scenes.html", "scenes"),
     Page("/scenes/new", "scene.html", "scenes"),
     Page("/exports", "exports.html", "exports"),
+    Page("/data", "data.html", "data"),
     Page("/account", "account.html", "account"),
     Page("/signed-in", "signed_in.html", "account"),
 )
@@ -75,6 +77,7 @@ OBJECTS: Final = (
     Page("/devices/<id_>", "device.html", "devices"),
     Page("/rules/<id_>", "rule.html", "rules"),
     Page("/scenes/<id_>", "scene.html", "scenes"),
+    Page("/types/<id_>/sheet", "sheet.html", "data"),
 )
 
 
@@ -181,7 +184,11 @@ async def _forbid_storing(answer: Response) -> Response:
 
 def _serving(show: Callable[[str], Awaitable[Response]]) -> Callable[..., Awaitable[Response]]:
     async def serve(id_: str = "") -> Response:  # Quart asks for a function, not for a partial
-        if id_ and not is_id(id_) and not (request.path.startswith("/developer/types/") and is_device_type_id(id_)):
+        if (
+            id_
+            and not is_id(id_)
+            and not (request.path.startswith(("/developer/types/", f"{HOME}/types/")) and is_device_type_id(id_))
+        ):
             raise NotFound
         return await show(id_)
 

@@ -30,6 +30,8 @@ _ERASE: Final = "DELETE /v1.1/messages of a range of times, DELETE /v1.1/devices
 
 
 class _Named(Shape):
+    example = {"id": samples.AID, "name": "Dashboard"}
+
     id: Id
     name: str
 
@@ -68,6 +70,8 @@ class SheetField(Shape, kw_only=True):
 
 
 class _SheetAction(Shape):
+    example = {"name": "setOn", "description": ""}
+
     name: str
     description: str
 
@@ -80,6 +84,8 @@ class _Volume(Shape, kw_only=True):
 
 
 class _Retention(Shape):
+    example = {"messages": 365, "minutes": 365, "hours": 365, "days": 0}
+
     # In days; 0 is for ever.
     messages: Amount
     minutes: Amount
@@ -89,6 +95,20 @@ class _Retention(Shape):
 
 class SheetObject(Shape, kw_only=True):
     shape = "DataSheet"
+    example = {
+        "sdtid": samples.DTID,
+        "name": "Smart Light",
+        "uniqueName": samples.TYPE_NAME,
+        "manifestVersion": 1,
+        "fields": [SheetField.example],
+        "actions": [_SheetAction.example],
+        "measured": {"days": 7, "devices": 2, "messages": 2_880, "perDeviceAndDay": 206},
+        "retentionDays": {"messages": 365, "minutes": 365, "hours": 365, "days": 0},
+        "read": _READ,
+        "take": _TAKE,
+        "share": _SHARE,
+        "erase": _ERASE,
+    }
 
     sdtid: TypeId
     name: str

@@ -43,6 +43,8 @@ VISITS: Final[Mapping[str, Mapping[str, str]]] = {
     "/console/scenes/new": {"/console/scenes/new": "Add an Action"},
     "/console/scenes/<id_>": {"/console/scenes/{scene}": "to every device of the type"},
     "/console/exports": {"/console/exports": "Download"},
+    "/console/data": {"/console/data": "Console#readers"},
+    "/console/types/<id_>/sheet": {f"/console/types/{STATION}/sheet": "for ever"},
     "/console/account": {"/console/account": "Older#activity-pages"},
     "/console/signed-in": {"/console/signed-in": "You are signed in"},
     "/developer": {"/developer": "Needs attention"},

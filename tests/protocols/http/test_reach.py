@@ -118,7 +118,7 @@ IN_QUERY_OR_BODY: Final[Mapping[str, tuple[Needs, tuple[dict[str, Any], ...]]]] 
     "GET /messages/presence": (READ, ({"params": {"sdid": "{did}", "interval": "minute", **_DATES}},)),
     "POST /messages/import": (
         WRITE,
-        ({"params": {"sdid": "{did}"}, "content": b"time,text"},),
+        ({"params": {"sdid": "{did}"}, "content": "time,text"},),
     ),
     "DELETE /messages": (OWNER, ({"params": {"sdid": "{did}", **_DATES}},)),
     "POST /messages/export": (READ, ({"json": {"sdids": "{did}", **_DATES}},)),
