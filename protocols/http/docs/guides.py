@@ -33,6 +33,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "applications",
         "assistants",
         "people",
+        "my-data",
         "manifests",
         "rules-scenes-models",
         "device-management",

@@ -43,7 +43,7 @@ VISITS: Final[Mapping[str, Mapping[str, str]]] = {
     "/console/scenes/new": {"/console/scenes/new": "Add an Action"},
     "/console/scenes/<id_>": {"/console/scenes/{scene}": "to every device of the type"},
     "/console/exports": {"/console/exports": "Download"},
-    "/console/data": {"/console/data": "Console#readers"},
+    "/console/data": {"/console/data": "read#readers"},
     "/console/types/<id_>/sheet": {f"/console/types/{STATION}/sheet": "for ever"},
     "/console/account": {"/console/account": "Older#activity-pages"},
     "/console/signed-in": {"/console/signed-in": "You are signed in"},
