@@ -1,4 +1,4 @@
-// What people do with their data: who has read it, importing, deleting, and what each device type records.
+// People and their data: who has read it, importing, deleting, and what each device type records.
 
 import { attempt, call, done, get } from "./api.js";
 import { upload } from "./dash.js";
