@@ -57,6 +57,7 @@ OBJECTS: Final = (
     ("scene", "user"),
     ("model", "user"),
     ("subscription", "user"),
+    ("edge", "owner"),
     ("trial", "owner"),
 )
 _BY_ADDRESS: Final = (

@@ -27,6 +27,8 @@ NOT_SEALED = {
     ("mqtt_will", "payload"),
     ("mqtt_will", "properties"),
     ("mqtt_will", "topic"),
+    ("edge", "token_hash"),
+    ("edge_batch", "mids"),  # of messages at other stores
     ("*", "hash"),
     ("*", "code_hash"),
     ("*", "certificate"),
