@@ -217,6 +217,7 @@ class Forwarder:
             self._record = known
             await self._save(must=self._saved is None)
         self._selection = await self._database.read(lambda tx: Selection.of(entry, tx))
+        await self._look()  # what it says of itself is true from the beginning
 
     async def _converse(self) -> None:
         """Raises UpstreamError, StoreError, also in groups."""

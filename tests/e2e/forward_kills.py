@@ -96,6 +96,13 @@ class Subscriber:
         assert properties.keys() == {"mid", "ts", "did", "path"}
         self.heard.append((properties["did"], json.loads(message.payload)["intensity"], properties["mid"]))
 
+    def wait(self) -> None:
+        """Return when mosquitto has sent what waited for this client."""
+        heard = -1
+        while heard != len(self.heard):
+            heard = len(self.heard)
+            time.sleep(5)
+
     def end(self) -> None:
         self._client.disconnect()
         self._client.loop_stop()
@@ -229,6 +236,7 @@ def run(folder: Path, kills: int, *, seed: int = 20_261_127, order: str = "oldes
             sender.join(timeout=30)
         edge.start()
         _wait_for_all(edge)
+        subscriber.wait()
         found = _compare(edge, centre, subscriber)
         subscriber.end()
     return Result(kills, *found, round(time.monotonic() - began, 1))
