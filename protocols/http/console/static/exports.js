@@ -45,7 +45,7 @@ function row(one) {
   const words = { Received: _("waiting"), InProgress: _("being written"), Success: _("ready"), Served: _("ready, downloaded before"), Failure: _("failed"), Expired: _("deleted after 24 hours") };
   const isOn = ["Received", "InProgress"].includes(one.status);
   return h("tr", {}, h("td", { class: "when", "data-label": _("Asked for") }, time(request.requestDate)),
-    h("td", { "data-label": _("Range") }, _("{start} to {end}, {format}", { start: fullTime(request.startDate), end: fullTime(request.endDate), format: { csv1: _("CSV, data as JSON"), csv2: "CSV", csv: "CSV", jsonl: "JSON Lines", parquet: "Parquet" }[request.format] ?? "JSON" })),
+    h("td", { "data-label": _("Range") }, _("{start} to {end}, {format}", { start: fullTime(request.startDate), end: fullTime(request.endDate), format: { csv1: _("CSV, data as JSON"), csv2: "CSV" }[request.format] ?? request.format.toUpperCase() })),
     h("td", { "data-label": _("State") }, h("span", { class: `badge ${kind}` }, words[one.status] ?? one.status), isOn ? h("progress", { "aria-label": _("The export is being written") }) : null),
     h("td", { class: "size", "data-label": _("Messages") }, one.totalMessages === undefined ? "" : whole(one.totalMessages)),
     h("td", { class: "size", "data-label": _("Size") }, one.fileSize === undefined ? "" : fileSize(one.fileSize)),
