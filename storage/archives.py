@@ -59,6 +59,8 @@ PARTS: Final[Mapping[str, str]] = {
     " ORDER BY r.key",
     "boards": "SELECT b.id, b.name, b.tiles, b.created_on, b.modified_on, b.link_made_on, b.link_expires_on"
     " FROM board AS b WHERE b.user = :user ORDER BY b.key",
+    "edges": "SELECT e.name, e.devices_max, e.messages, e.dropped, e.created_on, e.seen_on FROM edge AS e"
+    " WHERE e.owner = :user ORDER BY e.key",
     "scenes": "SELECT s.id, s.name, s.description, APPLICATION(s), s.actions, s.created_on, s.modified_on"
     " FROM scene AS s WHERE s.user = :user ORDER BY s.key",
     "models": "SELECT m.id, m.type, m.definition, APPLICATION(m), m.status, m.reason, m.created_on,"

@@ -105,6 +105,8 @@ class TransferStore(Store):
             self._db.execute(f"DELETE FROM {table} WHERE device = :device", {"device": device})  # noqa: S608 - constants
         self._db.execute("UPDATE device SET owner = :owner WHERE key = :device", {"owner": owner, "device": device})
         self._db.execute("UPDATE device_label SET is_open = 0 WHERE device = :device", {"device": device})
+        # The former owner's edge neither fills it any more nor gets its Actions, also when it comes back.
+        self._db.execute("UPDATE edge_device SET device = NULL WHERE device = :device", {"device": device})
         # Otherwise whoever began a registration could complete it with the former owner's device, and get the token.
         self._db.execute(
             "UPDATE registration SET pin = NULL, status = 'REVOKED' WHERE device = :device"

@@ -11,6 +11,7 @@ import httpx
 import trio
 
 from broker.accounts.sessions import Visitor
+from broker.forwarding.edges import NewEdge
 from broker.secrets import token_hash
 from broker.services import Services
 from broker.trace.origin import Origin, enter
@@ -148,6 +149,7 @@ class Life:
         caller = await self._services.accounts.tokens.caller(ZOE_TOKEN)
         trial = NewTrial(name="Quillfeather sleeps", description=EMAIL, device_types=[LIGHT_TYPE])
         await self._services.trials.trials.create(caller, trial)
+        await self._services.forwarding.book.add(NewEdge("attic", EMAIL, "", 10))
 
     async def _account(self, zoe: UserRecord) -> None:
         await self.call("PUT", f"/users/{ZOE}/properties", json={"properties": "Quillfeather"})

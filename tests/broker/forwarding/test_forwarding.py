@@ -9,13 +9,14 @@ from msgspec.structs import replace
 from trio.testing import MockClock
 
 from broker.devices.inventory import DeviceChanges
+from broker.devices.transfers import hand_over
 from broker.forwarding.edges import NewEdge
 from broker.forwarding.port import UpstreamAnswer
 from broker.services import Services
 from config.settings import Forward, Settings
-from storage.keys import Position
+from storage.keys import Milliseconds, Position, UserKey
 from tests.broker.forwarding.conftest import CENTRE, Two
-from tests.factories import BOBS, HALL, KITCHEN
+from tests.factories import BOBS, HALL, KITCHEN, NOW_MS
 
 
 async def devices_of_edge(services: Services) -> list[Any]:
@@ -94,6 +95,33 @@ async def test_actions_come_down_once(two: Two, autojump_clock: MockClock) -> No
     got = await two.edge.core.database.read(read)
     assert [(row.device, row.data) for row in got] == [(two.world.kitchen, '{"actions":[{"name":"setOn"}]}')] * 3
     assert two.status.actions == 3
+
+
+async def test_a_device_that_was_handed_over_at_the_upstream_has_no_part_in_it_any_more(
+    two: Two, autojump_clock: MockClock
+) -> None:
+    """Its new owner's Actions are no business of the former one's store, also those that wait for it."""
+    await two.settled()
+    await two.send(1)
+    await two.settled()
+    centre, token = two.centre, two.line.token
+    (device,) = await devices_of_edge(centre)
+
+    async def give_to(user: UserKey) -> None:
+        known = device.record
+        await centre.core.database.write(lambda tx: hand_over(tx, known, user, Milliseconds(NOW_MS)))
+
+    two.line.token = ""  # the line is broken
+    await give_to(two.world.bob)
+    centre.messages.ingest.submit_action(device, device, b'{"actions":[{"name":"setOn"}]}')
+    await centre.messages.ingest.wait_committed()
+    await give_to(two.world.ada)
+    two.line.token = token
+    await two.send(2)
+    await two.settled(3_600)
+    assert two.status.actions == 0
+    assert await two.at_centre() == Counter([1])
+    assert centre.forwarding.edges.statistics().dropped == 1
 
 
 async def test_a_second_copy_of_a_store_is_refused_until_an_operator_accepts_it(

@@ -313,10 +313,11 @@ async def test_the_archive_has_what_the_service_knows(
     shown = wanted["data"]["fields"]["warmth"]
     assert (waiting["device"], waiting["field"], waiting["value"]) == (HER_LIGHT, "warmth", 40)
     assert (waiting["since"], waiting["author"], waiting["state"]) == (shown["since"], f"user {ZOE}", "waiting")
-    parts = ("alarms", "boards", "rules", "scenes", "subscriptions", "trials", "exports")
+    parts = ("alarms", "boards", "edges", "rules", "scenes", "subscriptions", "trials", "exports")
     assert {part: len(found[f"{part}.json"]) for part in parts} == {
         "alarms": 1,
         "boards": 1,
+        "edges": 1,
         "rules": 2,
         "scenes": 1,
         "subscriptions": 1,
