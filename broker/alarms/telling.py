@@ -5,6 +5,7 @@ are sent by their queue; notices by a second worker, at least once: one that was
 sent again.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +17,7 @@ import trio
 from cryptography.fernet import InvalidToken
 
 from broker.alarms.links import AlarmLinks
-from broker.alarms.ways import SEVERITIES, AlarmNotice, AlarmWays, NotToldError, Telling, check_telling, quiet_until
+from broker.alarms.ways import SEVERITIES, AlarmNotice, AlarmWays, NotToldError, Telling, check_telling, is_allowed, quiet_until
 from broker.clock import Clock
 from broker.errors import Conflict, ValidationFailed
 from broker.loops import Loop, Wakeup
@@ -80,7 +81,7 @@ class AlarmTelling:
     def __post_init__(self) -> None:
         self._notices_wait = Wakeup()
         self._hour = 0
-        self._in_hour: dict[UserKey, int] = {}
+        self._in_hour = Counter[UserKey]()
         self._told = self._sent = self._failed = self._given_up = 0
 
     # The settings
@@ -113,8 +114,9 @@ class AlarmTelling:
         """Tell once, on all ways, that this is how it comes. Raises Conflict."""
         record = await self._database.read(lambda tx: tx.alarm_telling.of(user.key))
         telling = Telling() if record is None else self._opened(record)
-        if not telling.has_ways or not self._has_room(user.key):
+        if not telling.has_ways or not self._room(user.key):
             raise Conflict(NO_WAYS if not telling.has_ways else "Too many notices in an hour")
+        self._in_hour[user.key] += 1
         notice = AlarmNotice("Test", "This is how Trunkline tells of an alarm.", "info")
         now_ms = self._clock.now_ms()
         await self._database.write(lambda tx: self._write(tx, user, telling, notice, now_ms))
@@ -172,19 +174,23 @@ class AlarmTelling:
                 plan.later.append((alarm.key, until))
             else:
                 plan.now.append(alarm)
-        if plan.now and user is not None and not self._has_room(user.key):
-            next_hour = Milliseconds((now_ms // _HOUR_MS + 1) * _HOUR_MS)
-            plan.later += [(alarm.key, next_hour) for alarm in plan.now]
-            plan.now = []
+        if plan.now and user is not None:
+            room = self._room(user.key)
+            plan.together = len(plan.now) > min(room, _ONE_BY_ONE)
+            if not room:
+                next_hour = Milliseconds((now_ms // _HOUR_MS + 1) * _HOUR_MS)
+                plan.later += [(alarm.key, next_hour) for alarm in plan.now]
+                plan.now = []
+            self._in_hour[user.key] += 1 if plan.together and room else len(plan.now)
         return plan
 
-    def _has_room(self, user: UserKey) -> bool:
-        """Whether the user may be told once more in this hour; if so, it is counted."""
+    def _room(self, user: UserKey) -> int:
+        """How many notices the user may get yet in this hour."""
         hour = self._clock.now_ms() // _HOUR_MS
         if hour != self._hour:
-            self._hour, self._in_hour = hour, {}
-        self._in_hour[user] = self._in_hour.get(user, 0) + 1
-        return self._in_hour[user] <= ALARM_NOTICES_A_HOUR
+            self._hour = hour
+            self._in_hour.clear()
+        return ALARM_NOTICES_A_HOUR - self._in_hour[user]
 
     def _carry_out(self, tx: Transaction, plan: "_Plan", now_ms: Milliseconds) -> int:
         for key, until in plan.later:
@@ -195,16 +201,16 @@ class AlarmTelling:
         ]
         if not still or plan.user is None:
             return 0
-        for notice in self._notices(still):
+        for notice in self._notices(still, together=plan.together):
             self._write(tx, plan.user, plan.telling, notice, now_ms)
         again = plan.telling.again_minutes
         next_on = Milliseconds(now_ms + again * 60_000) if again else None
         tx.alarms.note_told([one.key for one in still], next_on=next_on, was_told=True)
         return len(still)
 
-    def _notices(self, alarms: Sequence[AlarmRecord]) -> list[AlarmNotice]:
-        """One for each of a few alarms; of more, one with their number."""
-        if len(alarms) <= _ONE_BY_ONE:
+    def _notices(self, alarms: Sequence[AlarmRecord], *, together: bool) -> list[AlarmNotice]:
+        """One for each alarm, or one with their number."""
+        if not together or len(alarms) == 1:
             return [self._notice(one) for one in alarms]
         worst = max(alarms, key=lambda one: SEVERITIES.index(one.severity))
         lines = [f"{_TITLES[one.severity]}: {one.text}" for one in alarms[:_LISTED]]
@@ -224,7 +230,8 @@ class AlarmTelling:
         if telling.mail and user.email:
             mail = AlarmMail(title=notice.title, text=notice.text, address=notice.link)
             try:
-                self._mails.add(tx, self._mails.compose(user.email, mail, cause=f"user {user.id}"))
+                if not self._mails.add(tx, self._mails.compose(user.email, mail, cause=f"user {user.id}")):
+                    tx.alarm_telling.note_problem(user.key, "mail: too many mails wait", now_ms)
             except ValidationFailed as error:  # no address that a mail can be sent to
                 tx.alarm_telling.note_problem(user.key, str(error), now_ms)
         for way in ("ntfy", "apprise"):
@@ -264,7 +271,12 @@ class AlarmTelling:
             if record.way == "ntfy" and telling.ntfy is not None:
                 await ways.ntfy(telling.ntfy, notice)
             elif record.way == "apprise" and telling.apprise:
-                await ways.apprise(telling.apprise, notice)
+                # The operator may allow fewer than when they were set.
+                allowed = tuple(one for one in telling.apprise if is_allowed(one, self.schemes))
+                if len(allowed) < len(telling.apprise):
+                    problem, is_final = "the operator does not allow all of the addresses any more", True
+                if allowed:
+                    await ways.apprise(allowed, notice)
         except (InvalidToken, msgspec.DecodeError):
             problem, is_final = "the notice was sealed with another key", True
         except NotToldError as error:
@@ -298,12 +310,14 @@ class AlarmTelling:
 
 
 class _Plan:
-    """The due alarms of a user that are told `now`. `later`: the keys of others, and when they are told."""
+    """The due alarms of a user that are told `now`, one by one or `together`. `later`: the keys of others, and when they
+    are told."""
 
     def __init__(self, user: UserRecord | None, telling: Telling) -> None:
         self.user = user
         self.telling = telling
         self.now: list[AlarmRecord] = []
+        self.together = False
         self.later: list[tuple[int, Milliseconds | None]] = []
 
 

@@ -100,16 +100,21 @@ def check_telling(wanted: Telling, schemes: tuple[str, ...]) -> None:
     if len(wanted.apprise) > ALARM_APPRISE_MAX:
         refuse("apprise", too_long(ALARM_APPRISE_MAX))
     for index, url in enumerate(wanted.apprise[:ALARM_APPRISE_MAX]):
-        found = _SCHEME.fullmatch(url)
-        if len(url) > ALARM_URL_CHARACTERS or found is None:
+        if len(url) > ALARM_URL_CHARACTERS or _SCHEME.fullmatch(url) is None:
             refuse(f"apprise.{index}", invalid("must be an address of Apprise"))
-        elif found[1].lower() not in schemes:
+        elif not is_allowed(url, schemes):
             allowed = ", ".join(schemes) if schemes else "none"
             refuse(f"apprise.{index}", invalid(f"the operator allows {allowed}"))
     if wanted.quiet is not None:
         _check_quiet(wanted.quiet, refuse)
     if findings:
         raise ValidationFailed(tuple(findings))
+
+
+def is_allowed(url: str, schemes: tuple[str, ...]) -> bool:
+    """Whether the operator allows an address of Apprise."""
+    found = _SCHEME.fullmatch(url)
+    return found is not None and found[1].lower() in schemes
 
 
 def _check_quiet(quiet: QuietHours, refuse: Callable[[str, str], None]) -> None:

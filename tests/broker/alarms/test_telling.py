@@ -158,6 +158,31 @@ async def test_an_hour_has_a_bound(world: World) -> None:
     assert len(world.told) == ALARM_NOTICES_A_HOUR
 
 
+async def test_alarms_that_are_told_one_by_one_count_one_by_one(world: World) -> None:
+    await world.wants(Telling(ntfy=NTFY))
+    for number in range(3):
+        await world.home.rule(ringing(text=f"Alarm {number}"))
+    for _ in range(ALARM_NOTICES_A_HOUR):
+        await world.home.says({"intensity": 3})
+        await world.passes(0)
+        await world.home.says({"intensity": 30})
+        await world.passes(0.1)
+    assert len(world.told) == ALARM_NOTICES_A_HOUR
+
+
+async def test_ways_that_the_operator_does_not_allow_any_more_are_not_used(world: World) -> None:
+    telling = world.services.alarms.telling
+    telling._schemes = ("tgram", "discord")
+    await world.wants(Telling(apprise=("tgram://a/b", "discord://c/d")))
+    telling._schemes = ("tgram",)
+    await world.home.rule(ringing())
+    await world.home.says({"intensity": 3})
+    await world.passes(0)
+    assert [way for way, _ in world.ways.told] == ["tgram://a/b"]
+    shown = await telling.show((await world.services.accounts.users.find(ADA)).key)
+    assert shown.problem == "apprise: the operator does not allow all of the addresses any more"
+
+
 async def test_a_notice_is_tried_again_and_given_up(world: World) -> None:
     await world.wants(Telling(ntfy=NTFY))
     world.ways.fails = [NotToldError("the server answered 503")]
