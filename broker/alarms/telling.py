@@ -17,7 +17,16 @@ import trio
 from cryptography.fernet import InvalidToken
 
 from broker.alarms.links import AlarmLinks
-from broker.alarms.ways import SEVERITIES, AlarmNotice, AlarmWays, NotToldError, Telling, check_telling, is_allowed, quiet_until
+from broker.alarms.ways import (
+    SEVERITIES,
+    AlarmNotice,
+    AlarmWays,
+    NotToldError,
+    Telling,
+    check_telling,
+    is_allowed,
+    quiet_until,
+)
 from broker.clock import Clock
 from broker.errors import Conflict, ValidationFailed
 from broker.loops import Loop, Wakeup
@@ -310,8 +319,8 @@ class AlarmTelling:
 
 
 class _Plan:
-    """The due alarms of a user that are told `now`, one by one or `together`. `later`: the keys of others, and when they
-    are told."""
+    """The due alarms of a user that are told `now`, one by one or `together`. `later`: the keys of others, and when
+    they are told."""
 
     def __init__(self, user: UserRecord | None, telling: Telling) -> None:
         self.user = user
