@@ -43,6 +43,7 @@ from broker.forwarding.wire import (
     SentDevice,
     SentMessage,
     SentType,
+    position_of,
 )
 from broker.ids import is_unique_name
 from broker.limits.refusals import PlanLimitsNotSet
@@ -586,6 +587,8 @@ def _check(batch: Batch) -> None:
         if not last < one.position <= batch.upto:
             raise ValidationFailed.of("messages", invalid("positions must grow, after `after`, up to `upto`"))
         last = one.position
+        if position_of(one.mid) != one.position:
+            raise ValidationFailed.of("messages", invalid("a mid is that of its position"))
         if one.did not in batch.devices:
             raise ValidationFailed.of("devices", invalid(f"has no description of {one.did}"))
     for sent in batch.devices.values():

@@ -16,10 +16,11 @@ from config.limits import (
 from storage.keys import Position
 
 Number = Annotated[int, Meta(ge=0, le=1 << 62)]
-Id = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
-OrNone = Annotated[str, Meta(pattern="^([0-9a-f]{32})?$")]
+# `$` also stands before a line break at the end, `\Z` does not.
+Id = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
+OrNone = Annotated[str, Meta(pattern=r"^([0-9a-f]{32})?\Z")]
 #: The id of a device at the sender, of any form that a Trunkline accepts.
-Remote = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[\x21-\x7e]+$")]
+Remote = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[\x21-\x7e]+\Z")]
 _Name = Annotated[str, Meta(min_length=1, max_length=256)]
 
 #: Where they are below the address of the upstream.

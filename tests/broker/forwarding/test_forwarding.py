@@ -4,19 +4,22 @@ from collections import Counter
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 from trio.testing import MockClock
 
 from broker.devices.inventory import DeviceChanges
 from broker.devices.transfers import hand_over
+from broker.errors import ValidationFailed
 from broker.forwarding.edges import NewEdge
 from broker.forwarding.port import UpstreamAnswer
+from broker.forwarding.wire import Batch, SentDevice, SentMessage
 from broker.services import Services
 from config.settings import Forward, Settings
 from storage.keys import Milliseconds, Position, UserKey
 from tests.broker.forwarding.conftest import CENTRE, Two
-from tests.factories import BOBS, HALL, KITCHEN, NOW_MS
+from tests.factories import BOBS, HALL, KITCHEN, LIGHT_TYPE, NOW_MS
 
 
 async def devices_of_edge(services: Services) -> list[Any]:
@@ -298,3 +301,32 @@ async def test_status_says_how_far_behind_it_is_and_when_retention_begins(two: T
     status = two.status
     assert (status.behind, status.behind_seconds, status.state) == (3, 60, "waits")
     assert status.deletes_on == two.clock.now - 60_000 + 2 * 86_400_000
+
+
+def hostile(store: str, **members: Any) -> Batch:
+    """A batch of one message at position 1."""
+    device = SentDevice("Attic", LIGHT_TYPE, (store,))
+    message = SentMessage(1, f"{1:016x}" + "f" * 16, "d1", NOW_MS, '{"intensity":1}')
+    return Batch(store, "b" * 32, "", 0, 1, (replace(message, **members),), {"d1": device})
+
+
+async def test_a_mid_that_no_store_has_harms_nobody_else(two: Two, autojump_clock: MockClock) -> None:
+    """What fails in the commit of a batch would take the messages of everybody with it."""
+    edges, ingest = two.centre.forwarding.edges, two.centre.messages.ingest
+    edge = await edges.authenticate(two.line.token)
+    bystander = await two.centre.devices.registry.find(BOBS)
+    for mid in ("f" * 32, f"{2:016x}" + "f" * 16):
+        ingest.submit(bystander, b'{"intensity":7}')
+        with pytest.raises(ValidationFailed):
+            await edges.receive(edge, hostile("5" * 32, mid=mid))
+        await ingest.wait_committed()
+    assert await two.at_centre() == Counter({7: 2})
+    assert (await edges.receive(edge, hostile("5" * 32))).stored == 1
+
+
+@pytest.mark.parametrize("member", ["store", "id", "previous"])
+def test_an_id_has_no_line_break(member: str) -> None:
+    said = msgspec.to_builtins(hostile("5" * 32, mid=f"{1:016x}" + "f" * 16))
+    msgspec.convert(said, Batch)
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert({**said, member: "5" * 32 + "\n"}, Batch)
