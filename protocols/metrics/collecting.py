@@ -11,10 +11,10 @@ import msgspec
 import trio
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from config.build import VERSION, commit
+from protocols.exposition import exposition_form
 from protocols.metrics.table import BROKER, DAEMON, LISTENERS, Part
 from protocols.metrics.vitals import Vitals
 from storage.durations import BOUNDS, Durations
@@ -40,7 +40,7 @@ class Exposition:
         """All metrics in the form that an Accept header asks for, and the type of the content."""
         # A file system may keep its callers waiting.
         self._everything.available_bytes = await trio.to_thread.run_sync(_available_bytes, self._state_dir)
-        encode, content_type = choose_encoder(accepted)
+        encode, content_type = exposition_form(accepted)
         return encode(self._registry), content_type
 
 

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated, Final
 
 from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.exposition import choose_encoder
 
 from broker.accounts.permissions import Permission
 from broker.accounts.room import AccountsRoom
@@ -18,6 +17,7 @@ from broker.errors import REQUIRED, DeviceNotFound, PermissionDenied, Validation
 from broker.messages.room import MessagesRoom
 from broker.messages.values import FieldValue
 from config.limits import IDS_MAX, VALUES_DEVICES, VALUES_MAX_AGE_SECONDS, VALUES_SAMPLES
+from protocols.exposition import exposition_form
 from protocols.http.answers import Answer
 from protocols.http.calls import ANY_TOKEN, NOTHING, Answers, Chapter, Counted, RestCall, RestCalls
 from protocols.http.openapi import samples
@@ -153,7 +153,7 @@ class ValueCalls(RestCalls):
         values = await self._values.of(devices, max_age_ms=query.max_age * 1000)
         if len(values) > VALUES_SAMPLES:
             raise ValidationFailed.of("sdids", invalid(f"more than {VALUES_SAMPLES} values: name some of the devices"))
-        encode, content_type = choose_encoder(current_request().header(b"accept"))
+        encode, content_type = exposition_form(current_request().header(b"accept"))
         return Answer(encode(_Collected(_families(values, with_ts=query.timestamps))), content_type=content_type)
 
     async def _chosen(self, caller: Caller, query: _Values) -> Sequence[Device]:

@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from broker.devices.inventory import DeviceChanges
 from broker.services import Services
 from config.limits import VALUES_CALLS
+from protocols.exposition import exposition_form
 from protocols.http.rest import values
 from tests.factories import (
     ADA,
@@ -141,3 +142,20 @@ async def test_bounds(api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -
     assert refused.status_code == 429
     assert 0 < int(answers[-1].headers["Retry-After"]) <= 60
     assert (await api.get("/values", headers=bearer(BOB_TOKEN))).status_code == 200
+
+
+@each_row(
+    ("accept", "content_type"),
+    [
+        ("application/openmetrics-text; version=abc", "text/plain; version=0.0.4; charset=utf-8"),
+        ("text/plain; version=zz, application/openmetrics-text; version=1.0.0", "application/openmetrics-text"),
+        ("application/openmetrics-text; version=99999.9", "text/plain; version=0.0.4; charset=utf-8"),
+        ("text/plain; version=" + "1" * 5_000, "text/plain; version=0.0.4; charset=utf-8"),
+        ("text/plain; version=1.0.0; escaping=<script>", "text/plain; version=1.0.0; charset=utf-8"),
+    ],
+)
+async def test_strange_wishes_for_a_form(api: httpx.AsyncClient, accept: str, content_type: str) -> None:
+    answer = await api.get("/values", headers=bearer(ADA_TOKEN) | {"Accept": accept})
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith(content_type)
+    assert exposition_form(accept)[1] == answer.headers["content-type"]  # /metrics, too
