@@ -32,8 +32,9 @@ def main() -> int:
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=AppriseJob)
     failed = 0
     for url in job.urls:
-        sender = apprise.Apprise()
-        if not sender.add(url) or not sender.notify(
+        # `Apprise.add` would take a text with commas for several addresses, and only the first was checked.
+        service = apprise.Apprise.instantiate(url)
+        if service is None or not apprise.Apprise([service]).notify(
             title=job.title, body=job.text, notify_type=apprise.NotifyType(_KINDS[job.severity])
         ):
             failed += 1

@@ -90,7 +90,8 @@ def test_an_alarm_is_told_and_its_link_acknowledges(tmp_path: Path, capfd: pytes
             telling = {
                 "mail": True,
                 "ntfy": {"url": f"http://127.0.0.1:{port}/topic", "token": "tk_secret"},
-                "apprise": [f"json://127.0.0.1:{port}/apprise"],
+                # A comma does not smuggle in a way that the operator has not allowed.
+                "apprise": [f"json://127.0.0.1:{port}/apprise,form://127.0.0.1:{port}/other"],
             }
             shown = client.put("/users/self/telling", json=telling).raise_for_status().json()["data"]
             assert shown["ntfy"] == {"url": f"http://127.0.0.1:{port}/topic", "hasToken": True}
@@ -111,6 +112,8 @@ def test_an_alarm_is_told_and_its_link_acknowledges(tmp_path: Path, capfd: pytes
             assert headers["Actions"] == f"view, Acknowledge, {link}"
             _, by_apprise = posts.wait("/apprise")
             assert "Critical: Zu hell" in by_apprise
+
+            assert not [path for path, _, _ in posts.found if path.startswith("/other")]
 
             (found,) = client.get("/alarms", params={"state": "raised"}).raise_for_status().json()["data"]
             assert (found["text"], found["mid"]) == ("Über 50", mid)
