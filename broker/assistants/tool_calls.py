@@ -33,11 +33,24 @@ class ToolCalls:
         self._clock = clock
         self._calls = self._refused = self._parts = 0
 
-    def note(self, tool: str, arguments: Mapping[str, Any], *, is_refused: bool, is_complete: bool) -> None:
-        """Note a call of the current task's caller. `arguments` are as the assistant gave them: only ids are noted."""
+    def note(
+        self,
+        tool: str,
+        arguments: Mapping[str, Any],
+        *,
+        is_refused: bool,
+        is_complete: bool,
+        is_over_limit: bool = False,
+    ) -> None:
+        """Note a call of the current task's caller. `arguments` are as the assistant gave them: only ids are noted.
+
+        `is_over_limit`: a limit has refused it. It is no entry, or whoever goes on asking would fill the log.
+        """
         self._calls += 1
         self._refused += is_refused
         self._parts += not is_complete
+        if is_over_limit:
+            return
         ids = ((word, arguments.get(name)) for name, word in _OBJECTS.items())
         named = next((f"{word} {id_}" for word, id_ in ids if _is_id(id_)), "")
         many = arguments.get("sdids")

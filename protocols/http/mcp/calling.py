@@ -4,7 +4,7 @@ A call goes through the endpoint of its declaration (`dispatch`): token, object,
 are checked there, as for a request of its own.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
@@ -23,6 +23,7 @@ from broker.errors import (
     ValidationFailed,
     invalid,
 )
+from broker.limits.refusals import RateLimitExceeded
 from broker.trace.refusals import Refusals
 from protocols.http.answers import REST_ROOT, Answer
 from protocols.http.calls import RestCall
@@ -58,18 +59,24 @@ class ToolCaller:
         self._clock = clock
         self._tool_calls = tool_calls
 
-    async def call(self, tool: Tool, given: Mapping[str, Any]) -> ToolAnswer:
-        """Call a tool, and note who did. Whatever is wrong is told in the answer."""
+    async def call(self, tool: Tool, given: Mapping[str, Any], count: Callable[[], None]) -> ToolAnswer:
+        """Call a tool, and note who did. Whatever is wrong is told in the answer. `count` counts a call that makes none
+        of REST, before it is noted: what it raises is raised here."""
         arguments = {name: value for name, value in given.items() if value is not None}
         findings = _findings(tool, arguments)
         if findings:
+            count()
             error = ValidationFailed(tuple(findings))
             answer = self._told(refusal_answer(error, self._refusals, "POST", _ROUTE))
         else:
             arguments = {**tool.defaults, **arguments}
             answer = await (self._composed(tool, arguments) if tool.is_composed else self._single(tool, arguments))
         self._tool_calls.note(
-            tool.name, arguments, is_refused=answer.is_error, is_complete=bool(answer.content["isComplete"])
+            tool.name,
+            arguments,
+            is_refused=answer.is_error,
+            is_complete=bool(answer.content["isComplete"]),
+            is_over_limit=answer.is_error and answer.content["error"].get("code") == RateLimitExceeded.status,
         )
         return answer
 

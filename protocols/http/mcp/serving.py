@@ -116,6 +116,8 @@ class _Conversation:
                 return Response(b"", 202)
             return _answer(await self._result(asked))
         except RpcError as error:
+            if current_request().channel is None:
+                self._count()
             # A client with a handshake takes any other status for a failure of the connection.
             is_answered = asked is not None and not asked.is_stateless
             return _answer(error_of(error, id_), 200 if is_answered else error.status)
@@ -162,9 +164,7 @@ class _Conversation:
             self._count()
             wrong = "params.name: there is no such tool" if tool is None else "params.arguments: must be an object"
             raise RpcError(INVALID_PARAMS, wrong)
-        answer = await self._caller.call(tool, arguments or {})
-        if current_request().channel is None:
-            self._count()
+        answer = await self._caller.call(tool, arguments or {}, self._count)
         text = msgspec.json.encode(answer.content)
         result = {"content": [{"type": "text", "text": text.decode()}], "structuredContent": msgspec.Raw(text)}
         return result_of(asked, {**result, "isError": answer.is_error})

@@ -319,6 +319,25 @@ async def test_calls_count_as_those_they_make(assistant: Assistant) -> None:
     assert (refused.status_code, "Retry-After" in refused.headers) == (429, True)
 
 
+async def test_nobody_floods_the_audit_log_beyond_the_limit(assistant: Assistant, services: Services) -> None:
+    """Whatever is asked, also nonsense, counts; and calls over the limit are no entries."""
+
+    async def status(body: bytes) -> int:
+        headers = bearer(ADA_TOKEN) | {"Content-Type": "application/json"}
+        return (await assistant.api.post("/mcp", content=body, headers=headers)).status_code
+
+    def calling(arguments: str) -> bytes:
+        params = f'{{"name":"quota","arguments":{arguments}}}'
+        return f'{{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{params}}}'.encode()
+
+    for nonsense in (b"{", b"[]", b'{"jsonrpc":"2.0","id":[],"method":"ping"}'):
+        assert [await status(nonsense) for _ in range(10)] == [400] * 10
+    assert [await status(calling('{"wrong":1}')) for _ in range(71)] == [200] * 70 + [429]
+    assert await status(b"{") == 429
+    assert [await status(calling(f'{{"did":"{KITCHEN}"}}')) for _ in range(10)] == [200] * 10  # the answer says 429
+    assert len(await services.core.audit.find(_TOOL_CALLS)) == 70
+
+
 async def test_a_long_answer_is_a_part_and_says_how_to_go_on(assistant: Assistant, services: Services) -> None:
     """All messages come, each once, however long they are."""
     mids = [await says(services, {"text": f"{number:02}" * 400, "intensity": number}) for number in range(60)]
