@@ -109,10 +109,17 @@ def _patterns() -> tuple[tuple[re.Pattern[str], str], ...]:
 
 
 def _expression(key: str) -> str:
-    parts, seen = _NAME.split(key), set()
-    found = re.escape(parts[0])
-    for name, rest in zip(parts[1::2], parts[2::2], strict=True):
-        found += (f"(?P={name})" if name in seen else f"(?P<{name}>.+?)") + re.escape(rest)
+    """A placeholder ends at the first place where the text goes on as the key does, and nowhere else: texts have words
+    of strangers in them, and with more places to try, a long one takes for ever."""
+    parts, seen = _NAME.split(key), set[str]()
+    found, count = re.escape(parts[0]), len(parts) // 2
+    for index, (name, rest) in enumerate(zip(parts[1::2], parts[2::2], strict=True), 1):
+        if name in seen:
+            found += f"(?P={name}){re.escape(rest)}"
+        elif index == count:
+            found += f"(?P<{name}>.+){re.escape(rest)}"
+        else:
+            found += f"(?>(?P<{name}>.+?){re.escape(rest)})"
         seen.add(name)
     return found
 

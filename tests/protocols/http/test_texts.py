@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from time import process_time
 from typing import Final
 
 import pytest
@@ -131,6 +132,16 @@ def test_a_literal_in_a_template_is_found() -> None:
     ]
     assert literals_of_template('<p>{{ _("Hello") }} <b>{{ name }}</b> · 12</p>') == []
     assert list(keys_of_template("", '{{ plural("{count} day", "{count} days", count=2) }}')) == ["{count} days"]
+
+
+def test_a_long_text_of_strangers_is_looked_at_in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(texts, "language", lambda: "de")
+    began = process_time()
+    for key in TEXTS:
+        parts = re.split(r"\{\w+\}", key)
+        text = (parts[0] + "".join(f"x{part}" for part in parts[1:-1]) * 2_000)[:16_000] + "\0"
+        alike(text)
+    assert process_time() - began < 10  # one alone took a minute
 
 
 # The language of a request

@@ -30,12 +30,29 @@ export function alike(text) {
   if (language === "en" || typeof texts[text] === "string") return _(text);
   patterns ??= Object.keys(texts).filter((key) => /\{\w+\}/.test(key) && /\w+\W+\w+/.test(key.replace(/\{\w+\}/g, "")))
     .sort((one, other) => other.length - one.length)
-    .map((key) => [new RegExp(`^${key.replace(/[.*+?^$()|[\]\\]/g, "\\$&").replace(/\{\w+\}/g, "(.+?)")}$`), key]);
-  for (const [expression, key] of patterns) {
-    const found = expression.exec(text);
-    if (found) return _(key, Object.fromEntries([...key.matchAll(/\{(\w+)\}/g)].map(([, name], at) => [name, found[at + 1]])));
+    .map((key) => [key, key.split(/\{\w+\}/), [...key.matchAll(/\{(\w+)\}/g)].map(([, name]) => name)]);
+  for (const [key, parts, names] of patterns) {
+    const found = between(text, parts);
+    if (found) return _(key, Object.fromEntries(names.map((name, at) => [name, found[at]])));
   }
   return text;
+}
+
+// What stands between these parts of a text, each at least one character; null where the text does not have them. Each
+// ends where the next part begins first: an expression would try all places, which takes for ever in a long text.
+function between(text, parts) {
+  const last = parts.at(-1);
+  const until = text.length - last.length;
+  if (!text.startsWith(parts[0]) || !text.endsWith(last)) return null;
+  const found = [];
+  let at = parts[0].length;
+  for (const part of parts.slice(1, -1)) {
+    const end = text.indexOf(part, at + 1);
+    if (end < 0) return null;
+    found.push(text.slice(at, end));
+    at = end + part.length;
+  }
+  return at < until ? [...found, text.slice(at, until)] : null;
 }
 
 // States and roles, which the API calls by an English word
