@@ -10,7 +10,7 @@ _KNOWN: Final = frozenset({"0.0.1", "0.0.4", "1.0.0"})
 
 
 def exposition_form(accepted: str) -> tuple[Callable[[Any], bytes], str]:
-    """What encodes a registry, and the type of the content. A form with an unknown version is not looked at: the
+    """The encoder of a registry, and the type of the content. A form with an unknown version is not looked at: the
     encoders compare versions as numbers, and repeat them in the type of the content."""
     encode, content_type = choose_encoder(",".join(part for part in accepted.split(",") if _is_known(part)))
     return encode, content_type

@@ -38,8 +38,8 @@ export function alike(text) {
   return text;
 }
 
-// What stands between these parts of a text, each at least one character; null where the text does not have them. Each
-// ends where the next part begins first: an expression would try all places, which takes for ever in a long text.
+// The pieces between these parts of a text, each at least one character; null where the text does not have the parts. A
+// piece ends where the next part begins first: an expression would try all places, which takes for ever in a long text.
 function between(text, parts) {
   const last = parts.at(-1);
   const until = text.length - last.length;
