@@ -15,6 +15,8 @@ RECORD_BYTES: Final = 64 * 1024
 COLUMNS_MAX: Final = 1_000
 _QUOTE_INSIDE: Final = "has a quote inside a cell, or text behind its quotes"
 _BOM: Final = b"\xef\xbb\xbf"
+#: Empty lines, which are many in no time.
+_EMPTY: Final = re.compile(rb"(?:\r?\n)++")
 _CELL: Final = re.compile(r'(?:"((?:[^"]|"")*+)"|([^",\r\n]*+))(,|\r?\n?\Z)')
 
 
@@ -62,12 +64,11 @@ class CsvLines:
         """The last records, when the file has ended."""
         self._drop_mark()
         while self._buffer:
-            length = len(self._buffer)
-            if self._quotes_in(length) % 2:
-                length = self._first_line()
-                record = self._taken(length, "a quote is not closed")
-            else:
-                record = self._taken(length)
+            if (record := self._next()) is None:  # also behind a line that could not be read: each line once
+                if self._quotes_in(len(self._buffer)) % 2:
+                    record = self._taken(self._first_line(), "a quote is not closed")
+                else:
+                    record = self._taken(len(self._buffer))
             if record.cells or record.wrong:
                 yield record
 
@@ -82,6 +83,10 @@ class CsvLines:
 
     def _next(self) -> CsvRecord | None:
         """The next record, if its end has come."""
+        if not self._looked and (empty := _EMPTY.match(self._buffer)) is not None:
+            self._number += self._buffer.count(b"\n", 0, empty.end())
+            self._position += empty.end()
+            del self._buffer[: empty.end()]
         while (newline := self._buffer.find(b"\n", self._looked)) >= 0:
             self._quotes += self._buffer.count(b'"', self._looked, newline)
             self._looked = newline + 1

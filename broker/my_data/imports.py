@@ -6,9 +6,10 @@ their own times. A line whose device has a message of the same time and the same
 is brought twice, or read again after a restart, stores nothing twice.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -59,6 +60,7 @@ _RETRY_SECONDS: Final = 5.0
 _PAUSE_SECONDS: Final = 0.01  # others commit
 _PIECE_BYTES: Final = 64 * 1024
 _LINES_OF_TURN: Final = 500
+_BEGINNING_BYTES: Final = 256 * 1024  # in which the header and the first line are
 _LOOK_BYTES: Final = 4 * 1024 * 1024
 _SAME_TIME: Final = 1_000  # messages of one moment that are compared
 _DAY_MS: Final = 86_400_000
@@ -357,24 +359,27 @@ class _Beginning:
 
     def __init__(self) -> None:
         self._lines = CsvLines()
+        self._size = 0
         self.header: CsvRecord | None = None
         self.first: CsvRecord | None = None
 
     def has(self, chunk: bytes) -> bool:
-        """Whether both have come."""
-        for record in self._lines.feed(chunk):
-            self._note(record)
+        """Whether both have come. Raises ValidationFailed: they have not, after so much of the file."""
+        self._size += len(chunk)
+        self._note(self._lines.feed(chunk))
+        if self.first is None and self._size > _BEGINNING_BYTES:
+            raise ValidationFailed.of("body", invalid(f"has no two lines in its first {_BEGINNING_BYTES} bytes"))
         return self.first is not None
 
     def end(self) -> None:
-        for record in self._lines.end():
-            self._note(record)
+        self._note(self._lines.end())
 
-    def _note(self, record: CsvRecord) -> None:
+    def _note(self, records: Iterator[CsvRecord]) -> None:
+        """Take what is missing; the others are not read."""
         if self.header is None:
-            self.header = record
-        elif self.first is None:
-            self.first = record
+            self.header = next(records, None)
+        if self.header is not None and self.first is None:
+            self.first = next(records, None)
 
 
 class _Counts:
@@ -400,13 +405,14 @@ class _Counts:
 async def _lines(file: StoredFile, record: ImportRecord) -> tuple[list[CsvRecord], bool]:
     """The next records, and whether the file has no more."""
     lines, records, position = CsvLines(record.position, record.line), list[CsvRecord](), record.position
+    most = _LINES_OF_TURN + 1  # the next one shows that there is more
     while len(records) < _LINES_OF_TURN and position < file.size:
         if not (piece := await file.read(position, _PIECE_BYTES)):
             raise _Stopped("the file is gone")
         position += len(piece)
-        records += lines.feed(piece)
-    if position >= file.size:
-        records += lines.end()
+        records += islice(lines.feed(piece), most - len(records))
+    if position >= file.size and len(records) < most:
+        records += islice(lines.end(), most - len(records))
     return records[:_LINES_OF_TURN], position >= file.size and len(records) <= _LINES_OF_TURN
 
 

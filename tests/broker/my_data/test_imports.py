@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from time import process_time
 from typing import Any
 
 import msgspec
@@ -15,7 +16,7 @@ from broker.devices.registry import Device
 from broker.errors import BodyTooLarge, PermissionDenied, ValidationFailed
 from broker.my_data import csv_lines, imports
 from broker.my_data.csv_lines import CsvLines, CsvRecord
-from broker.my_data.imports import TooManyImports
+from broker.my_data.imports import TooManyImports, _Beginning
 from broker.services import Services
 from storage.imports import ImportRecord
 from storage.keys import Milliseconds
@@ -193,3 +194,27 @@ def test_the_same_lines_are_read_in_whatever_pieces(content: bytes, sizes: list[
             rest = CsvLines(record.end, record.behind)
             assert record.end <= len(content)
             assert all(one.number >= record.behind for one in [*rest.feed(content[record.end :]), *rest.end()])
+
+
+def test_an_open_quote_spoils_its_own_line_only_and_costs_each_line_once() -> None:
+    lines, table = CsvLines(), b'time,v\n"x,1\n' + b"b,1\n" * 15_000
+    began = process_time()
+    found = [*lines.feed(table), *lines.end()]
+    assert process_time() - began < 1.5  # each line was a look at all behind it
+    assert [one.number for one in found if one.wrong] == [2]
+    assert (found[-1].number, found[-1].end) == (15_002, len(table))
+
+
+def test_empty_lines_are_counted_and_cost_nothing() -> None:
+    lines, began = CsvLines(), process_time()
+    found = [one for piece in [b"\r\n" * 30_000, b"\n" * 60_000] * 50 for one in lines.feed(piece)]
+    assert process_time() - began < 3
+    (last,) = [*found, *lines.feed(b"a,b\n")]
+    assert (last.number, last.end, last.behind) == (4_500_001, 6_000_004, 4_500_002)
+    assert [cell.text for cell in last.cells] == ["a", "b"]
+
+
+def test_a_file_begins_with_two_lines() -> None:
+    beginning = _Beginning()
+    with pytest.raises(ValidationFailed):
+        assert not any(beginning.has(b"\n" * 60_000) for _ in range(5))
