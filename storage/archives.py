@@ -74,13 +74,19 @@ PARTS: Final[Mapping[str, str]] = {
     " FROM trial_session AS s JOIN trial AS t ON t.key = s.trial WHERE s.user = :user ORDER BY s.key",
     "exports": "SELECT e.id, APPLICATION(e), e.request, e.status, e.created_on, e.total_messages"
     " FROM export AS e WHERE e.user = :user ORDER BY e.key",
+    "imports": "SELECT i.id, i.size, i.stored, i.present, i.wrong, i.wrong_lines, i.reason, i.asked_on, i.ended_on"
+    " FROM table_import AS i WHERE i.user = :user ORDER BY i.key",
+    "deletions": "SELECT e.id, d.id AS device, e.start_ms, e.end_ms, e.deleted, e.asked_on, e.ended_on"
+    " FROM erasure AS e LEFT JOIN device AS d ON d.key = e.device WHERE e.user = :user ORDER BY e.key",
+    "readers": "SELECT APPLICATION(r), u.id AS reader, r.count, r.first_on, r.last_on FROM data_reader AS r"
+    " LEFT JOIN user AS u ON u.key = r.reader WHERE r.owner = :user ORDER BY r.last_on, r.application, r.reader",
     "payments": "SELECT id, device_id, status, cost, processor, created_on, decided_on FROM payment WHERE user = :user"
     " ORDER BY key",
     "device_types": "SELECT id, unique_name, name, created_on FROM device_type WHERE owner = :user ORDER BY key",
     # The user may have named the recipient of a mail by an id.
     "mails": "SELECT m.kind, CASE WHEN m.recipient = lower(u.email) THEN m.recipient END AS recipient, m.created_on,"
     " m.outcome FROM mail AS m JOIN user AS u ON u.key = :user"
-    " WHERE m.recipient IN (lower(u.email), u.email_key) OR m.cause = u.id ORDER BY m.key",
+    " WHERE m.recipient IN (lower(u.email), u.email_key) OR m.cause IN (u.id, 'user ' || u.id) ORDER BY m.key",
     "failed_messages": "SELECT d.id AS device, f.cts, f.reason, f.payload FROM failed_message AS f"
     " JOIN device AS d ON d.key = f.device WHERE d.owner = :user ORDER BY f.position",
     "audit": "SELECT e.at_ms, e.event, e.actor, e.address, e.object, e.outcome, e.details FROM audit_entry AS e"

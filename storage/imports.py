@@ -68,6 +68,11 @@ class ImportStore(Store):
         )
         return [_record(row) for row in rows]
 
+    def remove_of(self, user: UserKey) -> list[str]:
+        """Remove all of a user; return the ids of those that go on."""
+        rows = self._db.execute("DELETE FROM table_import WHERE user = :user RETURNING id, ended_on", {"user": user})
+        return [row["id"] for row in rows if row["ended_on"] is None]
+
     def forget_ended(self, before_ms: int) -> None:
         self._db.execute("DELETE FROM table_import WHERE ended_on < :before", {"before": before_ms})
 

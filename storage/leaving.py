@@ -168,7 +168,7 @@ class LeavingStore(Store):
             "DELETE FROM trial_document WHERE session IN (SELECT id FROM trial_session WHERE user = :user)", given
         )
         for table, column in OWN_ROWS:
-            if table not in {"device_share", "trial_member", "trial_device", "export"}:
+            if table not in {"device_share", "trial_member", "trial_device", "export", "table_import"}:
                 self._db.execute(f"DELETE FROM {table} WHERE {column} = :user", given)  # noqa: S608 - constants
         for table, column in ANONYMOUS:
             self._db.execute(
@@ -250,7 +250,7 @@ class LeavingStore(Store):
         self.forget_own_rows(leaver.user)
         self.forget_marks(leaver)
         given = {"user": leaver.user}
-        for table in ("device_share", "trial_device", "export"):
+        for table in ("device_share", "trial_device", "export", "table_import"):
             self._db.execute(f"DELETE FROM {table} WHERE user = :user", given)  # noqa: S608 - constants
         self._db.execute("DELETE FROM leaving_user WHERE user = :user", given)
         self._db.execute(

@@ -1,7 +1,7 @@
 """A user of whom every part of the service knows something, and a search of the whole store for what is left."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from functools import cache
 from pathlib import Path
@@ -69,8 +69,11 @@ class Life:
         self._services = services
         self._api = api
 
-    async def raw(self, method: str, path: str, *, token: str = ZOE_TOKEN, **more: Any) -> httpx.Response:
-        return await self._api.request(method, path, headers={"Authorization": f"bearer {token}"}, **more)
+    async def raw(
+        self, method: str, path: str, *, token: str = ZOE_TOKEN, extra: Mapping[str, str] = {}, **more: Any
+    ) -> httpx.Response:
+        headers = {"Authorization": f"bearer {token}", **extra}
+        return await self._api.request(method, path, headers=headers, **more)
 
     async def call(self, method: str, path: str, *, token: str = ZOE_TOKEN, status: int = 200, **more: Any) -> Any:
         answer = await self.raw(method, path, token=token, **more)
@@ -98,6 +101,9 @@ class Life:
         await self.call("POST", "/messages/export", json={"sdids": HER_LIGHT, **span})
         await self.call("DELETE", "/messages", params={"sdid": HER_LIGHT, "startDate": 0, "endDate": 1})
         await self._services.messages.projector.flush()
+        file: dict[str, Any] = {"content": b"time,text\n", "extra": {"Content-Type": "text/csv"}}
+        await self.call("POST", "/messages/import", params={"sdid": HER_LIGHT}, **file)
+        await self.call("DELETE", "/messages", params={"sdid": HER_LIGHT, "startDate": 1, "endDate": 2})
 
     async def _automation(self) -> None:
         on = {"ddid": HER_LIGHT, "action": "setOn", "parameters": {}}

@@ -3,7 +3,7 @@
 Reads are counted in memory and written once a minute, as other statistics are. Each node adds its own.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 import msgspec
@@ -86,7 +86,7 @@ class DataReaders:
         try:
             # Shielded: of a write that nobody waits for, nobody knows whether it was committed.
             with trio.CancelScope(shield=True):
-                await self._database.write(lambda tx: tx.data_readers.add_all(held.values()))
+                await self._database.write(lambda tx: _add(tx, held.values()))
         except StoreError:
             for key, one in held.items():
                 more = self._held.get(key)
@@ -99,3 +99,10 @@ class DataReaders:
         """Write for a short time, when the daemon stops."""
         with trio.move_on_after(_SAVE_SECONDS):
             await self.flush()
+
+
+def _add(tx: Transaction, reads: Collection[ReaderRecord]) -> None:
+    """Write reads, but for those of users who have left since."""
+    users = {one.owner for one in reads} | {one.reader for one in reads}
+    there = {*tx.accounts.users_with(users), ITSELF}
+    tx.data_readers.add_all(one for one in reads if {one.owner, one.reader} <= there)

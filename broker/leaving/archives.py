@@ -342,7 +342,7 @@ _JSON: Final = frozenset(
         "value",
         "reported",
     }
-    | {"server_properties", "reported_properties"}
+    | {"server_properties", "reported_properties", "cause", "tiles", "wrong_lines"}
 )
 
 

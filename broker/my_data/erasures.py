@@ -123,7 +123,7 @@ class Erasures:
             tx.erasures.put(asked)
             self._end_exports(tx, device.key, start_ms=asked.start_ms, end_ms=asked.end_ms)
             times: dict[str, Any] = {"startDate": asked.start_ms, "endDate": asked.end_ms}
-            note(tx, AuditEvent.MESSAGES_DELETED, device.id, now_ms=now_ms, erasure=asked.id, **times)
+            note(tx, AuditEvent.MESSAGES_DELETED, f"device {device.id}", now_ms=now_ms, erasure=asked.id, **times)
             return asked
 
         asked = await self._database.write(add)

@@ -17,6 +17,7 @@ import structlog
 import trio
 from msgspec.structs import replace
 
+from broker.accounts.issuance import Issuance
 from broker.accounts.permissions import Permission, Permissions
 from broker.accounts.tokens import Caller
 from broker.clock import Clock
@@ -53,6 +54,7 @@ from storage.imports import ImportRecord
 from storage.keys import DeviceKey, Milliseconds, UserKey
 from storage.leases import Holder
 from storage.message_searches import Range
+from storage.records import UserRecord
 from storage.sql import DISK_FULL, StoreError
 
 _LOOK_SECONDS: Final = 60.0
@@ -193,7 +195,7 @@ class Imports:
             _check_number(record.user, tx)
             draft.keep(tx, _name(record.id))
             tx.imports.put(record)
-            note(tx, AuditEvent.MESSAGES_IMPORTED, record.id, now_ms=record.asked_on, bytes=record.size)
+            note(tx, AuditEvent.MESSAGES_IMPORTED, f"import {record.id}", now_ms=record.asked_on, bytes=record.size)
 
         await self._database.write(add)
         self._wakeup.set()
@@ -213,6 +215,12 @@ class Imports:
         if (user := caller.user) is None:
             raise PermissionDenied("a user's token")
         return await self._database.read(lambda tx: tx.imports.of_user(user, limit=IMPORTS_SHOWN))
+
+    def end_all_of(self, issuance: Issuance, user: UserRecord) -> Sequence[str]:
+        """Remove a user's imports and their files in the caller's transaction (`broker/accounts/claims.py: Ender`)."""
+        for id_ in issuance.tx.imports.remove_of(user.key):
+            issuance.tx.files.end(_name(id_))
+        return ()
 
     def _manifests(self, device: Device) -> list[tuple[int, Manifest]]:
         """The Manifests whose fields columns may have: that of the device, and the newest of its type."""

@@ -53,6 +53,7 @@ async def open_my_data(
         core.clock,
         core.knock(LeaseName.UPKEEP, "imports"),
     )
+    accounts.claims.ends("Imports", imports.end_all_of)
     core.life.worker("imports", imports.work_forever, lease=upkeep)
     settings = core.settings.storage
     sheets = Sheets(core.database, core.clock, retention_days=settings.retention_days, rollups=RollupDays.of(settings))

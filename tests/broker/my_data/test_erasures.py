@@ -151,7 +151,7 @@ async def test_failed_messages_go_and_exports_end_and_the_audit_log_knows(
     failed, _ = await services.core.database.read(lambda tx: tx.messages.failed(kitchen.key, offset=0, limit=9))
     assert failed == []
     (entry,) = await services.core.audit.find(AuditFilter(0, 2**60, 9, event="messages_deleted"))
-    assert (entry.object, entry.details["startDate"]) == (KITCHEN, START)
+    assert (entry.object, entry.details["startDate"]) == (f"device {KITCHEN}", START)
 
 
 async def test_another_user_sees_no_deletion(services: Services, ada: Caller, kitchen: Device) -> None:

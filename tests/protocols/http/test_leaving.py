@@ -112,6 +112,38 @@ async def test_nothing_of_a_deleted_user_is_in_the_store_or_beside_it(
     assert entry["actor"] == f"user {ZOE}"
 
 
+async def test_the_file_of_an_import_goes_with_the_user(
+    services: Services, zoe: UserRecord, life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def later(_record: object) -> None:
+        """The import goes on for ever."""
+
+    monkeypatch.setattr(services.my_data.imports, "_some", later)
+    content = b"time,text\n2020-01-01T00:00Z,Quillfeather\n"
+    answer = await life.raw(
+        "POST", "/messages/import", params={"sdid": HER_LIGHT}, content=content, extra={"Content-Type": "text/csv"}
+    )
+    assert answer.status_code == 200, answer.text
+    await life.call("DELETE", f"/users/{ZOE}")
+    await gone(services)
+    await services.core.files.sweep()
+    assert await stored_files(services) == {}
+
+
+async def test_reads_that_are_held_are_not_written_of_a_user_who_has_left(
+    services: Services, zoe: UserRecord, life: Life
+) -> None:
+    held = services.devices.readers._held
+    await life.call("GET", "/messages/snapshots", params={"sdids": HER_LIGHT})
+    late = dict(held)
+    assert late
+    await life.call("DELETE", f"/users/{ZOE}")
+    await gone(services)
+    services.devices.readers._held = late  # as another node may hold them
+    await services.devices.readers.flush()
+    assert await referring(services, zoe) == []
+
+
 async def test_what_others_see_is_gone_with_the_answer(
     api: httpx.AsyncClient, services: Services, zoe: UserRecord, life: Life
 ) -> None:
@@ -303,6 +335,7 @@ async def test_the_archive_has_what_the_service_knows(
     await life.live(zoe)
     await services.device_types.manifests.upload(LIGHT_TYPE, {"fields": SETTABLE}, approve=True)
     wanted = await life.call("PUT", f"/devices/{HER_LIGHT}/wanted", json={"data": {"warmth": 40}})
+    await services.devices.readers.flush()
     found = await archived(life, tmp_path)
     (account,) = found["account.json"]
     assert (account["id"], account["email"], account["full_name"]) == (ZOE, EMAIL, FULL_NAME)
@@ -313,11 +346,17 @@ async def test_the_archive_has_what_the_service_knows(
     shown = wanted["data"]["fields"]["warmth"]
     assert (waiting["device"], waiting["field"], waiting["value"]) == (HER_LIGHT, "warmth", 40)
     assert (waiting["since"], waiting["author"], waiting["state"]) == (shown["since"], f"user {ZOE}", "waiting")
-    parts = ("alarms", "boards", "edges", "rules", "scenes", "subscriptions", "trials", "exports")
+    assert [one["count"] for one in found["readers.json"]] == [1]  # the export
+    (deletion,) = found["deletions.json"]
+    assert (deletion["device"], deletion["start_ms"], deletion["end_ms"]) == (HER_LIGHT, 1, 2)
+    assert found["imports.json"][0]["stored"] == 0
+    assert found["alarms.json"][0]["cause"][0]["seen"]
+    parts = ("alarms", "boards", "edges", "imports", "rules", "scenes", "subscriptions", "trials", "exports")
     assert {part: len(found[f"{part}.json"]) for part in parts} == {
         "alarms": 1,
         "boards": 1,
         "edges": 1,
+        "imports": 1,
         "rules": 2,
         "scenes": 1,
         "subscriptions": 1,

@@ -38,10 +38,12 @@ async def test_readers_are_counted_by_application(
     fake_clock.advance(5)
     await api.get("/messages/snapshots", params={"sdids": KITCHEN}, headers=HEADERS)
     await api.post("/messages/export", json={"uids": ADA, "startDate": NOW_MS - 9, "endDate": NOW_MS}, headers=HEADERS)
+    await api.get("/values", params={"sdids": KITCHEN}, headers=HEADERS)
+    await api.get("/values", headers=bearer(KITCHEN_TOKEN))
     (one,) = await readers()
     assert isinstance(one["application"], dict)
     assert one["application"]["id"] == DASHBOARD
-    assert (one["count"], one["firstOn"], one["lastOn"]) == (4, NOW_MS, NOW_MS + 5)
+    assert (one["count"], one["firstOn"], one["lastOn"]) == (5, NOW_MS, NOW_MS + 5)
     assert (await api.get(f"/users/{ADA}/readers", headers=bearer(BOB_TOKEN))).status_code == 403
 
 
