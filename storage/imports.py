@@ -69,7 +69,7 @@ class ImportStore(Store):
         return [_record(row) for row in rows]
 
     def remove_of(self, user: UserKey) -> list[str]:
-        """Remove all of a user; return the ids of those that go on."""
+        """Remove all of a user; return the ids of the open ones."""
         rows = self._db.execute("DELETE FROM table_import WHERE user = :user RETURNING id, ended_on", {"user": user})
         return [row["id"] for row in rows if row["ended_on"] is None]
 

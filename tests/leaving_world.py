@@ -103,7 +103,6 @@ class Life:
         await self._services.messages.projector.flush()
         file: dict[str, Any] = {"content": b"time,text\n", "extra": {"Content-Type": "text/csv"}}
         await self.call("POST", "/messages/import", params={"sdid": HER_LIGHT}, **file)
-        await self.call("DELETE", "/messages", params={"sdid": HER_LIGHT, "startDate": 1, "endDate": 2})
 
     async def _automation(self) -> None:
         on = {"ddid": HER_LIGHT, "action": "setOn", "parameters": {}}

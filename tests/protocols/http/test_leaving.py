@@ -348,7 +348,7 @@ async def test_the_archive_has_what_the_service_knows(
     assert (waiting["since"], waiting["author"], waiting["state"]) == (shown["since"], f"user {ZOE}", "waiting")
     assert [one["count"] for one in found["readers.json"]] == [1]  # the export
     (deletion,) = found["deletions.json"]
-    assert (deletion["device"], deletion["start_ms"], deletion["end_ms"]) == (HER_LIGHT, 1, 2)
+    assert (deletion["device"], deletion["start_ms"], deletion["end_ms"]) == (HER_LIGHT, 0, 1)
     assert found["imports.json"][0]["stored"] == 0
     assert found["alarms.json"][0]["cause"][0]["seen"]
     parts = ("alarms", "boards", "edges", "imports", "rules", "scenes", "subscriptions", "trials", "exports")
