@@ -10,12 +10,14 @@ from typing import Any
 
 import msgspec
 
+from broker.alarm_views import AlarmView, state_of
 from broker.devices.registry import Device
 from broker.envelope import Action, Message
 from broker.messages.folds import Fields
 from storage.records import MessageRow
 
 _decode = msgspec.json.Decoder().decode
+_encode = msgspec.json.Encoder().encode
 
 
 def message_text(row: MessageRow, device: Device, mid: str) -> str:
@@ -43,6 +45,57 @@ def action_frame(action: Action) -> bytes:
 def action_entry(action: Action) -> bytes:
     """An entry of a search."""
     return (_action_members(action) + "}").encode()
+
+
+def alarm_members(view: AlarmView) -> dict[str, Any]:
+    """An alarm as REST and notifications show it (reference 12.12), without members that it does not have."""
+    record = view.record
+    members: dict[str, Any] = {
+        "id": record.id,
+        "uid": record.owner_id,
+        "aid": record.application_id,
+        "rid": record.rule_id,
+        "ruleName": record.rule_name,
+        "did": record.device_id or None,
+        "severity": record.severity,
+        "text": record.text if view.is_readable else None,
+        "state": state_of(record),
+        "raisedOn": record.raised_on,
+        "lastOn": record.last_on,
+        "count": record.count,
+        "acknowledgedOn": record.acknowledged_on,
+        "acknowledgedBy": record.acknowledged_by or None,
+        "clearedOn": record.cleared_on,
+        "clearedBy": record.cleared_by or None,
+        "durationMs": None if record.cleared_on is None else record.cleared_on - record.raised_on,
+        "isStorm": record.is_storm or None,
+        "mid": view.mid,
+    }
+    if view.is_readable:
+        # Others only say of which devices the text tells.
+        conditions = [
+            {
+                "field": one.field,
+                "text": one.text,
+                "seen": [_seen(did, field, value, at_ms) for did, field, value, at_ms in one.seen],
+            }
+            for one in view.cause
+            if one.text
+        ]
+        members["conditions"] = conditions or None
+    return {name: value for name, value in members.items() if value is not None}
+
+
+def _seen(did: str, field: str, value: Any, at_ms: int | None) -> dict[str, Any]:
+    members = {"sdid": did, "field": field, "value": value, "cts": at_ms}
+    return {name: one for name, one in members.items() if one is not None}
+
+
+def shown_entry(one: Message | Action | AlarmView) -> bytes:
+    """An entry of a notification."""
+    if isinstance(one, AlarmView):
+        return _encode(alarm_members(one))
+    return action_entry(one) if isinstance(one, Action) else message_entry(one)
 
 
 def _action_members(action: Action) -> str:

@@ -5,8 +5,9 @@ from typing import Any, Final
 
 import msgspec
 
+from storage.alarms import AlarmRecord
 from storage.keys import Milliseconds, Position
-from storage.sql import Store
+from storage.sql import Store, sure
 
 PENDING: Final = "PENDING"
 DELIVERED: Final = "DELIVERED"
@@ -31,11 +32,15 @@ class AttemptRecord(msgspec.Struct, frozen=True, omit_defaults=True, rename="cam
 
 _attempts = msgspec.json.Decoder(tuple[AttemptRecord, ...]).decode
 _positions = msgspec.json.Decoder(tuple[int, ...]).decode
+_alarm = msgspec.json.Decoder(AlarmRecord).decode
 _text = msgspec.json.Encoder().encode
 
 
 class NotificationRecord(msgspec.Struct, frozen=True):
-    """A notification of the messages or Actions at `positions`. `next_on` is set while its status is PENDING."""
+    """A notification of the messages or Actions at `positions`, or of an alarm as it was, without its texts.
+
+    `next_on` is set while its status is PENDING.
+    """
 
     key: int
     subscription: int
@@ -47,6 +52,7 @@ class NotificationRecord(msgspec.Struct, frozen=True):
     attempts: tuple[AttemptRecord, ...] = ()
     tries: int = 0  # failures of the present series of attempts
     next_on: int | None = None
+    alarm: AlarmRecord | None = None
 
 
 _COLUMNS = NotificationRecord.__struct_fields__
@@ -63,10 +69,32 @@ _OF_STATUS: Final[Mapping[str | None, str]] = {
 
 
 class DeliveryStore(Store):
-    def last_key(self) -> int:
-        """The highest key ever given."""
-        row = self._db.execute("SELECT value FROM counter WHERE name = 'notifications'").one()
-        return int(row["value"]) if row else 0
+    def take_keys(self, number: int) -> int:
+        """Take the keys of new notifications; return the first one."""
+        row = self._db.execute(
+            "INSERT INTO counter (name, value) VALUES ('notifications', :number)"
+            " ON CONFLICT (name) DO UPDATE SET value = counter.value + excluded.value RETURNING value",
+            {"number": number},
+        ).one()
+        return int(sure(row)["value"]) - number + 1
+
+    def add_of_alarm(self, alarm: AlarmRecord, at_ms: Milliseconds) -> list[int]:
+        """Add a notification that is due for each subscription to the owner's alarms that collects. Return these."""
+        rows = self._db.execute(
+            "SELECT key FROM subscription WHERE message_type = 'alarm' AND user = :user AND application = :application"
+            " AND removed_on IS NULL AND status IN ('ACTIVE', 'PAUSED') ORDER BY key",
+            {"user": alarm.owner, "application": alarm.application},
+        )
+        subscriptions = [int(row["key"]) for row in rows]
+        if subscriptions:
+            first = self.take_keys(len(subscriptions))
+            self.put(
+                [
+                    NotificationRecord(first + index, one, PENDING, at_ms, at_ms, at_ms, (), next_on=at_ms, alarm=alarm)
+                    for index, one in enumerate(subscriptions)
+                ]
+            )
+        return subscriptions
 
     def put(self, notifications: Sequence[NotificationRecord]) -> None:
         """Add notifications, or replace those with the same keys."""
@@ -82,17 +110,11 @@ class DeliveryStore(Store):
                 _text(one.attempts).decode(),
                 one.tries,
                 one.next_on,
+                None if one.alarm is None else _text(one.alarm).decode(),
             )
             for one in notifications
         ]
         self._db.put_many("notification", _COLUMNS, ("key",), rows)
-
-    def note_last_key(self, key: int) -> None:
-        self._db.execute(
-            "INSERT INTO counter (name, value) VALUES ('notifications', :key)"
-            " ON CONFLICT (name) DO UPDATE SET value = excluded.value",
-            {"key": key},
-        )
 
     def by_key(self, key: int) -> NotificationRecord | None:
         row = self._db.execute("SELECT * FROM notification WHERE key = :key", {"key": key}).one()
@@ -222,8 +244,9 @@ class DeliveryStore(Store):
     def size_bytes(self) -> tuple[int, float]:
         """About how many bytes all notifications take, and one of the last ones."""
         row = self._db.execute(
-            "SELECT (SELECT count(*) FROM notification) AS n, (SELECT avg(length(positions) + length(attempts)) FROM"
-            " (SELECT positions, attempts FROM notification ORDER BY key DESC LIMIT 200) AS latest) AS mean"
+            "SELECT (SELECT count(*) FROM notification) AS n,"
+            " (SELECT avg(length(positions) + length(attempts) + coalesce(length(alarm), 0)) FROM"
+            " (SELECT positions, attempts, alarm FROM notification ORDER BY key DESC LIMIT 200) AS latest) AS mean"
         ).one()
         mean = float((row and row["mean"]) or 0) + _ROW_BYTES
         return int((row["n"] if row else 0) * mean), mean
@@ -233,4 +256,5 @@ def _record(row: Mapping[str, Any]) -> NotificationRecord:
     values = {name: row[name] for name in _COLUMNS}
     values["positions"] = _positions(values["positions"])
     values["attempts"] = _attempts(values["attempts"])
+    values["alarm"] = None if values["alarm"] is None else _alarm(values["alarm"])
     return NotificationRecord(**values)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import trio
 
 from broker.accounts.tokens import Caller
+from broker.alarm_views import AlarmView
 from broker.services import Services
 from broker.subscriptions.creation import NewSubscription
 from broker.subscriptions.port import AttemptOutcome, Callback, CallbackNotification, Entry, StreamTarget
@@ -27,7 +28,7 @@ class Received:
 
     @property
     def positions(self) -> list[int]:
-        return [entry.position for entry in self.notification.entries or ()]
+        return [one.position for one in self.notification.entries or () if not isinstance(one, AlarmView)]
 
 
 @dataclass

@@ -9,8 +9,8 @@ from typing import Final
 
 import msgspec
 
-from broker.cluster.kinds import ALARM_ENDED, AlarmEnded, publish
-from broker.facts import AlarmReported
+from broker.cluster.alarm_news import tell_of_alarm
+from broker.cluster.kinds import ALARM_ENDED, AlarmEnded
 from broker.ids import new_id
 from storage.alarms import AlarmRecord
 from storage.database import Transaction
@@ -141,4 +141,4 @@ def acknowledge(tx: Transaction, key: int, *, at_ms: Milliseconds, by: str) -> b
 def _tell(tx: Transaction, kind: str, key: int, at_ms: Milliseconds) -> None:
     record = tx.alarms.by_key(key)
     if record is not None:
-        publish(tx, AlarmReported.of(kind, record, at_ms))
+        tell_of_alarm(tx, kind, record, at_ms)

@@ -5,13 +5,16 @@ The device's properties and messages stay with it. Access that its former owner 
 
 from typing import Final
 
+from msgspec.structs import replace
+
 from broker.clock import Clock
+from broker.cluster.alarm_news import tell_of_alarm
 from broker.cluster.kinds import ALARM_ENDED, DEVICE, WANTED, AlarmEnded, publish
 from broker.devices.inventory import device_fact
 from broker.devices.registry import Device
 from broker.devices.shares import address_of, invited
 from broker.errors import Conflict, DeviceNotFound, NotFound, PermissionDenied, UserNotFound
-from broker.facts import AlarmReported, DeviceHandedOver, DeviceTakenOver, SharesChanged, TokenRevoked
+from broker.facts import DeviceHandedOver, DeviceTakenOver, SharesChanged, TokenRevoked
 from broker.ids import new_id
 from broker.mail import DeviceTransferAnswered, DeviceTransferOffer, Mails
 from broker.trace.audit import AuditEvent, note
@@ -151,7 +154,8 @@ def hand_over(tx: Transaction, known: DeviceRecord, receiver: UserKey, now_ms: M
     """Give a device another owner in the caller's transaction."""
     for alarm in tx.alarms.open_of_device(known.key):  # all alarms about it go: whoever follows them is told
         tx.tell(ALARM_ENDED, AlarmEnded(alarm.rule, alarm.device, alarm.is_storm))
-        publish(tx, AlarmReported.of("cleared", alarm, now_ms))
+        cleared = replace(alarm, cleared_on=max(now_ms, alarm.raised_on), cleared_by="device")
+        tell_of_alarm(tx, "cleared", cleared, now_ms)
     ended = tx.transfers.hand_over(known.key, receiver)
     publish(tx, *map(TokenRevoked, ended))  # its token, if a trial's application made it
     tx.tell(DEVICE, known.key)

@@ -247,13 +247,13 @@ class TopicRuleEntry(_Entry, frozen=True, kw_only=True):
 
 
 class SubscriptionEntry(_Entry, frozen=True, kw_only=True):
-    """Messages or Actions that go to a callback or a cloud stream, with the members of a call in snake case."""
+    """Messages, Actions or alarms that go to a callback or a cloud stream, with the members of a call in snake case."""
 
     id: _Id | None = None
     owner: _Owner
     application: _Application
     subscription_type: Annotated[Literal["httpCallback", "cloudStream"], about("Default: httpCallback")] | None = None
-    message_type: Annotated[Literal["message", "action"], about("What is sent. Default: message")] = "message"
+    message_type: Annotated[Literal["message", "action", "alarm"], about("What is sent. Default: message")] = "message"
     sdtid: Annotated[str, about("Only from devices of this type: id or unique name")] | None = None
     sdid: Annotated[str, about("Only from this device: its id")] | None = None
     ddid: Annotated[str, about("Only Actions to this device: its id")] | None = None

@@ -28,7 +28,7 @@ from storage.records import ApplicationRecord, UserRecord
 from storage.subscriptions import SubscriptionRecord
 
 #: The keys of an entry by the members of a call.
-_KEYS: Final = {"callbackUrl": "callback_url"}
+_KEYS: Final = {"callbackUrl": "callback_url", "subscriptionType": "subscription_type"}
 #: Members that identify a subscription among the ones of an application for a user; with an id, none of them changes.
 _COVERS: Final = ("message_type", "device_type", "source", "destination")
 #: The keys of an entry by the attributes that may change.

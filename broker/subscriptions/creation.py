@@ -115,7 +115,13 @@ class Creation:
 
 def combination(wanted: NewSubscription) -> Iterator[Finding]:
     """The findings about the combination of members."""
-    if wanted.message_type == "action":
+    if wanted.message_type == "alarm":
+        for name, value in (("sdid", wanted.sdid), ("sdtid", wanted.sdtid), ("ddid", wanted.ddid)):
+            if value is not None:
+                yield Finding(name, (invalid("alarms are those of all rules of the user"),))
+        if wanted.is_stream:
+            yield Finding("subscriptionType", (invalid("alarms go to callbacks"),))
+    elif wanted.message_type == "action":
         if wanted.ddid is None:
             yield Finding("ddid", (REQUIRED,))
         for name, value in (("sdid", wanted.sdid), ("sdtid", wanted.sdtid)):

@@ -4,6 +4,10 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
 
+from msgspec.structs import replace
+
+from broker.accounts.permissions import Permission, Reach
+from broker.alarm_views import AlarmView, decode_cause, devices_told_of
 from broker.devices.registry import Device, Devices
 from broker.errors import DeviceNotFound
 from broker.messages.history import MessageHistory
@@ -36,10 +40,11 @@ _Wanted = tuple[Sequence[Position], bool]
 
 
 class NotificationEntries:
-    def __init__(self, database: Database, devices: Devices, history: MessageHistory) -> None:
+    def __init__(self, database: Database, devices: Devices, history: MessageHistory, mids: Mids) -> None:
         self._database = database
         self._devices = devices
         self._history = history
+        self._mids = mids
 
     async def of(self, taken: Sequence[Taken]) -> list[Entry]:
         """Rows as clients see them."""
@@ -50,6 +55,21 @@ class NotificationEntries:
             else:
                 found.append(self._history.view(one.row, one.device))
         return found
+
+    async def alarm(self, record: NotificationRecord, reach: Reach) -> list[AlarmView]:
+        """The alarm of a notification as it was, with its texts as far as they are still there and may be read."""
+        alarm = record.alarm
+        if alarm is None:
+            return []
+        known = await self._database.read(lambda tx: tx.alarms.by_key(alarm.key))
+        if known is None or known.id != alarm.id:
+            return [AlarmView(alarm, [], None, is_readable=False)]
+        cause = decode_cause(known.cause)
+        devices = (await self._devices.find_all(devices_told_of(known, cause))).values()
+        is_readable = all(device is not None and reach.allows(device, Permission.READ) for device in devices)
+        shown = replace(alarm, text=known.text, message=known.message)
+        mid = None if known.message is None or not is_readable else self._mids.mid(known.message)
+        return [AlarmView(shown, cause, mid, is_readable=is_readable)]
 
     async def taken(self, records: Sequence[NotificationRecord], outlets: Outlets) -> list[list[Taken]]:
         """The rows of notifications, except rows that are deleted or no longer allowed."""

@@ -15,7 +15,7 @@ from broker.cluster.kinds import REPLAYED, Replay, publish
 from broker.errors import Conflict, NotFound, ValidationFailed, invalid
 from broker.facts import DeliveriesProgressed
 from broker.subscriptions.entries import NotificationEntries, NotificationIds
-from broker.subscriptions.port import Entry
+from broker.subscriptions.port import Shown
 from broker.subscriptions.subscription import Subscription, SubscriptionStatus
 from broker.subscriptions.subscriptions import NOT_ACTIVE, Subscriptions
 from broker.trace.audit import AuditEvent, note
@@ -88,9 +88,13 @@ class DeliveryLog:
 
     async def entries(
         self, caller: Caller, found: ReadableNotification, *, order: Literal["asc", "desc"], offset: int, limit: int
-    ) -> tuple[list[Entry], int]:
-        """A page of a notification's messages or Actions by `ts`, and the number of all that the caller may read."""
+    ) -> tuple[Sequence[Shown], int]:
+        """A page of a notification's messages or Actions by `ts`, or its alarm. And the number of all that the caller
+        may read."""
         reach = await self._permissions.reach(caller)
+        if found.record.alarm is not None:
+            shown = await self._entries.alarm(found.record, reach)
+            return shown[offset : offset + limit], len(shown)
         are_actions = found.subscription.message_type == "action"
         rows = await self._entries.rows(found.record.positions, are_actions=are_actions)
         readable = [one for one in rows if reach.allows(one.device, Permission.READ)]

@@ -7,9 +7,11 @@ from typing import Protocol
 import msgspec
 import trio
 
+from broker.alarm_views import AlarmView
 from broker.envelope import Action, Message
 
 Entry = Message | Action
+Shown = Entry | AlarmView
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +33,12 @@ class CallbackNotification(msgspec.Struct, frozen=True):
 
     id: str
     ts: int
-    type: str  # message | action
+    type: str  # message | action | alarm
     subscription_id: str
     query: Mapping[str, str]
     start_date: int
     end_date: int
-    entries: Sequence[Entry] | None
+    entries: Sequence[Shown] | None
 
 
 class AttemptOutcome(msgspec.Struct, frozen=True):

@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 import structlog
 import trio
+from msgspec.structs import replace
 
 from broker.clock import Clock
 from broker.devices.registry import Device, Devices
@@ -29,7 +30,7 @@ from storage.deliveries import PENDING, UNDER_WAY, NotificationRecord
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.leases import Holder
 from storage.outages import Outage
-from storage.records import ActionRow
+from storage.records import NEW_KEY, ActionRow
 from storage.sql import StoreError
 from storage.subscriptions import CONSUMER, CursorRecord
 
@@ -68,7 +69,6 @@ class Reader:
 
     def __post_init__(self, router: Router, follower: LogFollower | None) -> None:
         self._position = Position(0)
-        self._last_key = 0
         self._wakeup = Wakeup()
         #: Outlets that may be able to form a notification now, and outlets that can at a later time.
         self._to_look_at: dict[Outlet, None] = {}
@@ -99,9 +99,7 @@ class Reader:
 
     async def resume(self) -> None:
         """Read where the last run stopped, before the outlets are added."""
-        position, head, self._last_key = await self._database.read(
-            lambda tx: (tx.subscriptions.reader_position(), tx.messages.head(), tx.deliveries.last_key())
-        )
+        position, head = await self._database.read(lambda tx: (tx.subscriptions.reader_position(), tx.messages.head()))
         self._has_reader_row = position is not None
         self._position = head if position is None else position
 
@@ -245,10 +243,9 @@ class Reader:
             await self._store(formed, advanced)
 
     def _notification(self, outlet: Outlet, taken: list[Taken]) -> Formed:
-        self._last_key += 1
         times = [one.row.ts for one in taken]
         record = NotificationRecord(
-            key=self._last_key,
+            key=NEW_KEY,
             subscription=outlet.key,
             status=PENDING,
             created_on=self._clock.now_ms(),
@@ -270,23 +267,25 @@ class Reader:
             if outlet.is_behind:
                 outlet.saved_behind = True
                 outlet.times_saved_behind += 1
-        last_key, records = self._last_key, [one.record for one in formed]
 
-        def work(tx: Transaction) -> None:
+        def work(tx: Transaction) -> list[Formed]:
             tx.subscriptions.put_cursors(cursors)
-            if records:
-                tx.deliveries.put(records)
-                tx.deliveries.note_last_key(last_key)
+            if not formed:
+                return []
+            first = tx.deliveries.take_keys(len(formed))
+            stored = [replace(one, record=replace(one.record, key=first + i)) for i, one in enumerate(formed)]
+            tx.deliveries.put([one.record for one in stored])
+            return stored
 
         try:
             with trio.CancelScope(shield=True):  # whether it was stored must be known, also at the end
-                await self._database.write_own(self._lease, work)
+                stored = await self._database.write_own(self._lease, work)
         except StoreError:
             self._give_back(formed)
             raise
         await trio.lowlevel.checkpoint_if_cancelled()  # at the end nothing is begun any more
-        self.formed += len(formed)
-        self._send(formed)
+        self.formed += len(stored)
+        self._send(stored)
 
     def _give_back(self, formed: list[Formed]) -> None:
         """Give back the rows of a notification that was not stored: they wait again."""

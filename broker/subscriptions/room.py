@@ -69,7 +69,7 @@ async def open_subscriptions(
     )
     endings = Endings(database, clock, core.router, mails, subscriptions)
     ids = NotificationIds(await database.read(lambda tx: tx.messages.mid_key()))
-    entries = NotificationEntries(database, devices.registry, messages.history)
+    entries = NotificationEntries(database, devices.registry, messages.history, messages.mids)
     signers = Signers(database, core.vault, clock)
     outlets = Outlets()
     lease = core.leases.of(LeaseName.SUBSCRIPTIONS)

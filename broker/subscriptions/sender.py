@@ -26,6 +26,7 @@ from broker.subscriptions.port import (
     CallbackNotification,
     Callbacks,
     Entry,
+    Shown,
     StreamFailed,
     StreamRejected,
     Streams,
@@ -126,7 +127,8 @@ class NotificationSender:
         """The outlet has counted the attempt already. Called in the order in which notifications are to arrive."""
         assert self._tasks is not None  # noqa: S101 - the reader runs within the sender
         self._under_way.add(record.key)
-        devices = {one.row.device for one in taken}
+        # Changes of alarms go in their order, whatever device they are about.
+        devices = {DeviceKey(0)} if record.alarm is not None else {one.row.device for one in taken}
         earlier = {last for device in devices if (last := outlet.last_of.get(device)) is not None}
         sending = InFlight()
         for device in devices:
@@ -178,7 +180,10 @@ class NotificationSender:
             return await self._write(outlet, await self._entries.of(taken))
         if self._callbacks is None:
             return AttemptOutcome(error="callbacks are switched off")
-        is_embedded = subscription.record.payload == "messages"
+        entries: Sequence[Shown] | None = None
+        if subscription.record.payload == "messages":
+            of_alarm = record.alarm is not None
+            entries = await (self._entries.alarm(record, outlet.reach) if of_alarm else self._entries.of(taken))
         notification = CallbackNotification(
             id=self._ids.id_of(record.key),
             ts=record.created_on,
@@ -187,7 +192,7 @@ class NotificationSender:
             query=subscription.query,
             start_date=record.start_ts,
             end_date=record.end_ts,
-            entries=await self._entries.of(taken) if is_embedded else None,
+            entries=entries,
         )
         return await self._callbacks.notify(await self._signers.callback(subscription), notification)
 

@@ -43,6 +43,10 @@ class Subscription(msgspec.Struct, frozen=True):
         return self.record.message_type == "action"
 
     @property
+    def is_of_alarms(self) -> bool:
+        return self.record.message_type == "alarm"
+
+    @property
     def most_entries(self) -> int:
         """How many messages one notification may have."""
         if self.record.is_stream:
@@ -66,6 +70,8 @@ class Subscription(msgspec.Struct, frozen=True):
 
         `reach` is that of the application for the user of the subscription.
         """
+        if self.is_of_alarms:
+            return False
         record = self.record
         one = record.destination if record.destination is not None else record.source
         if one is not None:

@@ -17,7 +17,6 @@ import msgspec
 import trio
 from oauthlib.oauth1.rfc5849 import signature as oauth
 
-from broker.envelope import Action
 from broker.subscriptions.port import AttemptOutcome, Callback, CallbackNotification
 from config.limits import (
     CALLBACK_ANSWER_BYTES,
@@ -28,7 +27,7 @@ from config.limits import (
 )
 from config.settings import Settings
 from protocols.outbound.http import HttpFailedError, OutboundHttp
-from protocols.rendering import action_entry, message_entry
+from protocols.rendering import shown_entry
 
 _IDLE_SECONDS: Final = 30.0
 _CHECK_SECONDS: Final = 5.0
@@ -144,10 +143,7 @@ def notification_body(notification: CallbackNotification) -> bytes:
         "endDate": notification.end_date,
     }
     if notification.entries is not None:
-        members["data"] = [
-            msgspec.Raw(action_entry(one) if isinstance(one, Action) else message_entry(one))
-            for one in notification.entries
-        ]
+        members["data"] = [msgspec.Raw(shown_entry(one)) for one in notification.entries]
     return _encode(members)
 
 

@@ -124,6 +124,54 @@ def test_kills_of_the_daemon_and_of_the_callback_lose_no_message(tmp_path: Path)
     assert all(mids == sorted(mids) for mids in in_order.values())
 
 
+def test_kills_of_the_daemon_and_of_the_callback_lose_no_change_of_an_alarm(tmp_path: Path) -> None:
+    """Each change has one id, and comes in its order."""
+    port, output = free_port(), tmp_path / "received.jsonl"
+    condition = {"sdid": device_id(0), "field": "intensity", "operator": ">", "operand": {"value": 50}}
+    rule = {"name": "Bright", "rule": {"if": condition, "alarm": {"severity": "info", "text": "Bright"}}}
+    rounds = 8
+
+    def say(value: int) -> None:
+        asked(daemon, "POST", "/messages", json={"sdid": device_id(0), "data": {"intensity": value}})
+
+    with ExitStack() as stack:
+        daemon = stack.enter_context(running_daemon(tmp_path, devices=1, settings=SETTINGS))
+        be_local(daemon)
+        file = stack.enter_context(output.open("a", encoding="utf-8"))
+        wanted = {"messageType": "alarm", "uid": ADA, "callbackUrl": f"http://localhost:{port}/"}
+        with receiving(daemon, port, file):
+            path = f"/subscriptions/{asked(daemon, 'POST', '/subscriptions', json=wanted)['id']}"
+            eventually(lambda: asked(daemon, "GET", path)["status"] == "ACTIVE")
+            asked(daemon, "POST", "/rules", json=rule)
+            for number in range(rounds):
+                say(80)
+                say(10)
+                if number in (2, 5):
+                    daemon.kill()
+                    daemon.start()
+        say(80)  # nobody listens
+        with receiving(daemon, port, file):
+
+            def all_came() -> bool:
+                waiting = [one["id"] for one in asked(daemon, "GET", f"{path}/deliveries?status=PENDING")]
+                if waiting:
+                    asked(daemon, "POST", f"{path}/deliveries/replay", json={"ids": waiting})
+                return len({one["id"] for one in notifications(output)}) == 2 * rounds + 1
+
+            eventually(all_came)
+        attempts = {one["id"]: one["attempts"] for one in asked(daemon, "GET", f"{path}/deliveries")}
+        raised = asked(daemon, "GET", "/alarms")
+    by_id = {one["id"]: one["data"] for one in notifications(output)}
+    assert attempts.keys() == by_id.keys()
+    changes = [(one["id"], one["state"]) for (one,) in by_id.values()]
+    assert len(set(changes)) == len(changes)
+    in_order = [(one["id"], state) for one in reversed(raised) for state in ("raised", "cleared")]
+    assert sorted(changes) == sorted(in_order[:-1])
+    if all("httpStatus" in attempt for one in list(attempts)[1:] for attempt in attempts[one]):
+        assert changes == in_order[:-1]
+    assert all(one["text"] == "Bright" for (one,) in by_id.values())
+
+
 def test_receive_subscribes_prints_and_verifies_by_itself(tmp_path: Path) -> None:
     port, output = free_port(), tmp_path / "received.jsonl"
     with running_daemon(tmp_path, devices=1, settings=SETTINGS) as daemon, output.open("a", encoding="utf-8") as file:

@@ -1,6 +1,5 @@
 """/alarms: what rules have raised (reference 12.12)."""
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -9,6 +8,7 @@ from msgspec import UNSET, Meta, UnsetType
 from broker.accounts.permissions import Permission, Reach
 from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
+from broker.alarm_views import AlarmView, decode_cause, devices_told_of
 from broker.alarms.alarms import CLEARED
 from broker.alarms.room import AlarmsRoom
 from broker.devices.room import DevicesRoom
@@ -35,6 +35,7 @@ from protocols.http.schema import (
     one_of,
     time_ms,
 )
+from protocols.rendering import alarm_members
 from storage.alarms import AlarmFilter, AlarmRecord
 from storage.keys import Milliseconds
 
@@ -140,15 +141,6 @@ class AlarmChangeBody(Shape):
     ]
 
 
-class _Condition(msgspec.Struct):
-    field: str
-    text: str
-    seen: list[tuple[str, str, Any, int | None]] = []
-
-
-_decode_cause: Final = msgspec.json.Decoder(list[_Condition]).decode
-
-
 class AlarmCalls(RestCalls):
     chapter = Chapter(
         "Alarms",
@@ -217,12 +209,12 @@ class AlarmCalls(RestCalls):
         return NumberedPage(shown, total, query.offset, len(shown))
 
     async def _object(self, record: AlarmRecord, reach: Reach) -> AlarmObject:
-        cause = _decode_cause(record.cause)
-        ids = {did for one in cause for did, *_ in one.seen} | ({record.device_id} if record.device else set())
+        cause = decode_cause(record.cause)
+        ids = devices_told_of(record, cause)
         devices = (await self._devices.find_all(ids)).values() if ids else ()
         is_readable = all(device is not None and reach.allows(device, Permission.READ) for device in devices)
         mid = None if record.message is None or not is_readable else self._mids.mid(record.message)
-        return alarm_object(record, cause, mid, is_readable=is_readable)
+        return alarm_object(AlarmView(record, cause, mid, is_readable=is_readable))
 
     @RestCall("GET", _ALARM, tokens=USER_OR_APPLICATION, on=_own, summary="One alarm")
     async def show(self, caller: Caller, record: AlarmRecord) -> Data[AlarmObject]:
@@ -274,47 +266,5 @@ class AlarmCalls(RestCalls):
         return Data(Explanations(shown, until is None, until=absent_if_none(until)))
 
 
-def state_of(record: AlarmRecord) -> str:
-    if record.cleared_on is not None:
-        return "cleared"
-    return RAISED if record.acknowledged_on is None else ACKNOWLEDGED
-
-
-def alarm_object(
-    record: AlarmRecord, cause: Sequence[_Condition], mid: str | None, *, is_readable: bool
-) -> AlarmObject:
-    """An alarm as it is shown. `is_readable`: the caller may read all devices of whose values it may tell."""
-    conditions = [
-        _ConditionObject(
-            one.field,
-            one.text,
-            [
-                _SeenObject(did, field, value=absent_if_none(value), cts=absent_if_none(at_ms))
-                for did, field, value, at_ms in one.seen
-            ],
-        )
-        for one in cause
-        if one.text  # others only say of which devices the text tells
-    ]
-    return AlarmObject(
-        id=record.id,
-        uid=record.owner_id,
-        aid=record.application_id,
-        rid=record.rule_id,
-        rule_name=record.rule_name,
-        did=record.device_id or UNSET,
-        severity=record.severity,
-        text=record.text if is_readable else UNSET,
-        state=state_of(record),
-        raised_on=record.raised_on,
-        last_on=record.last_on,
-        count=record.count,
-        acknowledged_on=absent_if_none(record.acknowledged_on),
-        acknowledged_by=record.acknowledged_by or UNSET,
-        cleared_on=absent_if_none(record.cleared_on),
-        cleared_by=record.cleared_by or UNSET,
-        duration_ms=UNSET if record.cleared_on is None else record.cleared_on - record.raised_on,
-        is_storm=record.is_storm or UNSET,
-        mid=absent_if_none(mid),
-        conditions=conditions if is_readable and conditions else UNSET,
-    )
+def alarm_object(view: AlarmView) -> AlarmObject:
+    return msgspec.convert(alarm_members(view), AlarmObject)

@@ -97,7 +97,7 @@ class SubscriptionLine(Shape, kw_only=True):
     id: Id
     aid: Id
     uid: Id
-    message_type: Annotated[str, one_of(("message", "action"))]
+    message_type: Annotated[str, one_of(("message", "action", "alarm"))]
     subscription_type: str
     callback_url: str | UnsetType = UNSET
     description: str | UnsetType = UNSET

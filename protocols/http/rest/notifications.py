@@ -5,7 +5,6 @@ from typing import Annotated, Any, Final, Literal
 from msgspec import UNSET, Meta, UnsetType
 
 from broker.accounts.tokens import Caller
-from broker.envelope import Action
 from broker.errors import REQUIRED, ValidationFailed, invalid
 from broker.subscriptions.log import Delivery, ReadableNotification
 from broker.subscriptions.room import SubscriptionsRoom
@@ -32,7 +31,7 @@ from protocols.http.schema import (
     spliced,
     time_ms,
 )
-from protocols.rendering import action_entry, message_entry
+from protocols.rendering import shown_entry
 
 _STATUSES: Final = ("PENDING", "DELIVERED", "FAILED")
 _EXAMPLE: Final[dict[str, Any]] = {
@@ -100,7 +99,7 @@ class _Messages(Shape):
     total: Amount
     offset: Amount
     count: Amount
-    data: Annotated[list[MessageObject], about("Messages; Actions of a subscription to Actions")]
+    data: Annotated[list[MessageObject], about("Messages; Actions or alarms of a subscription to these")]
 
 
 class NotificationCalls(RestCalls):
@@ -166,7 +165,7 @@ class NotificationCalls(RestCalls):
         found, total = await self._log.entries(
             caller, notification, order=query.order, offset=query.offset, limit=query.count
         )
-        entries = spliced(action_entry(one) if isinstance(one, Action) else message_entry(one) for one in found)
+        entries = spliced(shown_entry(one) for one in found)
         return _Messages(query.order, total, query.offset, len(entries), entries)
 
 

@@ -71,7 +71,10 @@ class NewSubscriptionBody(Shape, kw_only=True):
     subscription_type: Annotated[
         Literal["httpCallback", "cloudStream", "awsKinesis"], about("awsKinesis is another word for cloudStream")
     ] = "httpCallback"
-    message_type: Annotated[Literal["message", "action"], about("")]
+    message_type: Annotated[
+        Literal["message", "action", "alarm"],
+        about("alarm: each change of an alarm of a rule of the application"),
+    ]
     uid: Annotated[str, text("Whose devices; a user id, or self", longest=64)]
     sdtid: Annotated[TypeId, about(f"All devices of this type. {_OfMessage}")] | None = None
     sdid: Annotated[Id, about(f"One device. {_OfMessage}")] | None = None
@@ -112,7 +115,7 @@ class SubscriptionObject(Shape, kw_only=True):
 
     id: Id
     aid: Id
-    message_type: Annotated[str, one_of(("message", "action"))]
+    message_type: Annotated[str, one_of(("message", "action", "alarm"))]
     uid: Id
     sdtid: TypeId | UnsetType = UNSET
     sdid: Id | UnsetType = UNSET
@@ -165,12 +168,15 @@ class NotificationObject(Shape, kw_only=True):
 
     id: Id
     ts: Timestamp
-    type: Annotated[str, one_of(("message", "action"))]
+    type: Annotated[str, one_of(("message", "action", "alarm"))]
     subscription_id: Id
     subscription_query: _Query
     start_date: Timestamp
     end_date: Timestamp
-    data: Annotated[list[MessageObject], about("Absent with `payload` notification")] | UnsetType = UNSET
+    data: (
+        Annotated[list[MessageObject], about("Absent with `payload` notification. Of type alarm: the alarm as it was")]
+        | UnsetType
+    ) = UNSET
 
 
 class Validation(Shape):

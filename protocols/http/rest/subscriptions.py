@@ -42,11 +42,11 @@ from storage.keys import UserKey
 SUBSCRIPTION: Final = "/subscriptions/{subscriptionId}"
 SUBSCRIPTIONS: Final = Chapter(
     "Subscriptions",
-    "Messages and Actions that come to you: to an HTTPS callback, or into a cloud data stream. A new callback gets a "
-    "handshake, and is active when its nonce was sent back. Each notification is signed with the client secret of the "
-    "application, and, if you want, as Standard Webhooks describes. A notification without a 2xx answer within 15 s "
-    "is sent again for more than a day; the delivery log has every attempt. `trunkline receive` is a callback on your "
-    "own machine.",
+    "Messages, Actions and alarms that come to you: to an HTTPS callback, or into a cloud data stream. A new callback "
+    "gets a handshake, and is active when its nonce was sent back. Each notification is signed with the client secret "
+    "of the application, and, if you want, as Standard Webhooks describes. A notification without a 2xx answer within "
+    "15 s is sent again for more than a day; the delivery log has every attempt. `trunkline receive` is a callback on "
+    "your own machine.",
     tuple(
         (title, resources.files("protocols.http.docs").joinpath("receivers", file).read_text(encoding="utf-8"))
         for title, file in (
@@ -76,8 +76,9 @@ class SubscriptionCalls(RestCalls):
         tokens=USER_OR_APPLICATION,
         on=NOTHING,
         summary="Create a subscription",
-        about="To all devices of a user, those of a type, one device, or to the Actions for one device. A callback is "
-        "PENDING_CALLBACK_VALIDATION until it is validated, for 24 hours at most; a stream becomes active at once.",
+        about="To all devices of a user, those of a type, one device, the Actions for one device, or the alarms of a "
+        "user. A callback is PENDING_CALLBACK_VALIDATION until it is validated, for 24 hours at most; a stream becomes "
+        "active at once.",
         called_back=(
             CalledBack(
                 "handshake",

@@ -10,6 +10,7 @@ from itertools import pairwise
 import pytest
 import trio
 
+from broker.alarm_views import AlarmView
 from broker.cluster.leases import LeaseName
 from broker.services import Services
 from broker.subscriptions.port import AttemptOutcome
@@ -35,6 +36,7 @@ class Checker:
         self.attempts[id_] += 1
         if self.attempts[id_] == 1:
             for entry in received.notification.entries or ():
+                assert not isinstance(entry, AlarmView)
                 self.first[entry.sdid].append(entry.position)
         if self.attempts[id_] < 4 and (received.positions[0] + self.attempts[id_]) % 3 == 0:
             return AttemptOutcome(http_status=500)

@@ -164,6 +164,7 @@ WRONG: list[tuple[dict[str, object], set[str]]] = [
     ({"messageType": "action"}, {"ddid"}),
     ({"messageType": "action", "ddid": KITCHEN, "sdid": HALL}, {"sdid"}),
     ({"ddid": KITCHEN}, {"ddid"}),
+    ({"messageType": "alarm", "ddid": KITCHEN, "sdid": HALL}, {"ddid", "sdid"}),
     ({"messageType": "both"}, {"messageType"}),
     ({"messageType": None}, {"messageType"}),
     ({"uid": None}, {"uid"}),
