@@ -27,6 +27,7 @@ from broker.accounts.tokens import Caller, TokenKind
 from broker.clock import Clock
 from broker.cluster.facts import FactLog
 from broker.core import Core
+from broker.devices.readers import DataReaders
 from broker.devices.registry import Device, Devices
 from broker.devices.room import DevicesRoom
 from broker.errors import DeviceNotFound, TryLater, ValidationFailed, invalid
@@ -161,6 +162,7 @@ class LogFeeds:
         router: Router,
         clock: Clock,
         devices: Devices,
+        readers: DataReaders,
         history: MessageHistory,
         mids: Mids,
         feeds: Feeds,
@@ -174,6 +176,7 @@ class LogFeeds:
         self._future_grace_ms = future_grace_ms
         self._mids = mids
         self.devices = devices
+        self.readers = readers
         self.history = history
         self.feeds = feeds
         self._reads = FairPlaces(_READS, of_one=1)
@@ -456,7 +459,21 @@ class LogFeed:
         return found
 
     async def _send_rows(self, rows: Sequence[MessageRow | ActionRow], devices: dict[DeviceKey, Device]) -> bool:
-        """Send the rows of watched devices; whether there was room for all of them."""
+        """Send the rows of watched devices; whether there was room for all of them. Their owners see who has read."""
+        read: dict[DeviceKey, Device] = {}
+        try:
+            return await self._send_noting(rows, devices, read)
+        finally:
+            if read and self._watched.reach.caller.device is None:
+                self._feeds.readers.note(self._watched.reach.caller, read.values())
+
+    async def _send_noting(
+        self,
+        rows: Sequence[MessageRow | ActionRow],
+        devices: dict[DeviceKey, Device],
+        read: dict[DeviceKey, Device],
+    ) -> bool:
+        """As `_send_rows`; `read` gets the devices of what is sent."""
         encoding = self._form.encoding
         pairs: list[tuple[MessageRow, Device]] = []
 
@@ -473,6 +490,7 @@ class LogFeed:
             device, destination = devices.get(source), devices.get(row.device)
             if device is None or destination is None or not self._watched.watches(device):
                 continue
+            read[device.key] = device
             if isinstance(row, MessageRow):
                 pairs.append((row, device))
                 if len(pairs) < _ENCODED_AT_ONCE:
@@ -544,6 +562,7 @@ def open_log_feeds(core: Core, devices: DevicesRoom, messages: MessagesRoom, rou
         core.router,
         core.clock,
         devices.registry,
+        devices.readers,
         messages.history,
         messages.mids,
         routing.feeds,

@@ -13,6 +13,7 @@ from broker.devices.transfers import hand_over
 from broker.messages import log_feeds
 from broker.services import Services
 from config.limits import LOG_FEEDS_OF_ONE_USER, PING_SECONDS
+from storage.data_readers import ITSELF
 from storage.database import CommitGroup, Transaction
 from storage.keys import Milliseconds, Position
 from storage.sql import StoreError
@@ -96,6 +97,15 @@ async def stored(services: Services, *sdids: str) -> list[str]:
 
 async def events(peers: Peers, query: str = "", token: str | None = ADA_TOKEN, headers: Sequence[str] = ()) -> Events:
     return await Events(peers.open_stream()).open(query, token, headers)
+
+
+async def test_the_owner_sees_who_has_read_stored_messages(peers: Peers, services: Services, world: World) -> None:
+    mids = await stored(services, KITCHEN, HALL, BOBS)
+    for token in (APPLICATION_TOKEN, KITCHEN_TOKEN):
+        client = await events(peers, f"since=0&sdids={KITCHEN}", token)
+        assert await client.messages(1) == mids[:1]
+    (reader,) = await services.devices.readers.of_owner(world.ada)
+    assert (reader.record.count, reader.record.reader, reader.application is not None) == (1, ITSELF, True)
 
 
 async def test_events_are_messages_with_their_mids(peers: Peers, services: Services) -> None:
