@@ -359,6 +359,7 @@ BOARD_PARAMETERS_BYTES: Final = 1_024  # of the Action of one tile
 BOARD_CHARTS_KEPT: Final = 1_000  # charts of read-only links whose points are kept in memory for half a minute
 BOARD_LINK_MISSES: Final = 20  # wrong secrets from one address
 BOARD_LINK_WINDOW_SECONDS: Final = 300
+BOARD_LOOKS: Final = 600  # through one link in a minute: some 25 screens
 
 MODELS_OF_USER: Final = 20  # reference 12.6
 MODELS_OF_RULES: Final = 200  # of one user's rules

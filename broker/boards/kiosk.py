@@ -14,15 +14,16 @@ from broker.boards.tiles import CHART, VALUE, Tile, tiles_in
 from broker.clock import Clock
 from broker.cluster.facts import FactLog
 from broker.devices.registry import Device, Devices
-from broker.errors import NotFound, ValidationFailed
+from broker.errors import NotFound, TooManyAttempts, ValidationFailed
 from broker.ids import is_id
+from broker.limits.window import WINDOW_MS, Window
 from broker.messages.analytics import Analytics
 from broker.messages.folds import Fields
 from broker.messages.intervals import Interval
 from broker.messages.snapshots import Snapshots
 from broker.secrets import token_hash
 from broker.trace.origin import acting, address_key
-from config.limits import BOARD_CHARTS_KEPT, BOARD_LINK_MISSES, BOARD_LINK_WINDOW_SECONDS
+from config.limits import BOARD_CHARTS_KEPT, BOARD_LINK_MISSES, BOARD_LINK_WINDOW_SECONDS, BOARD_LOOKS
 from storage.boards import BoardRecord
 from storage.database import Database, Transaction
 from storage.keys import DeviceKey, Milliseconds
@@ -30,6 +31,7 @@ from storage.keys import DeviceKey, Milliseconds
 _CHART_MS: Final = 30_000
 _MINUTE_MS: Final = 60_000
 _DAY_MS: Final = 86_400_000
+_REMEMBERED: Final = 10_000
 #: Range of a chart: the interval of its points, and its length in ms.
 _SPANS: Final = {
     "hour": (Interval.MINUTE, 60 * _MINUTE_MS),
@@ -87,6 +89,7 @@ class Kiosk:
         self._snapshots = snapshots
         self._analytics = analytics
         self._guesses = Throttle(clock, misses=BOARD_LINK_MISSES, window_seconds=BOARD_LINK_WINDOW_SECONDS)
+        self._looks: OrderedDict[int, Window] = OrderedDict()
         self._charts: OrderedDict[tuple[DeviceKey, str, str], tuple[int, tuple[Point, ...]]] = OrderedDict()
 
     async def look(self, secret: str, *, address: str, with_charts: bool) -> ShownBoard:
@@ -99,13 +102,14 @@ class Kiosk:
 
         Raises:
             NotFound: there is no such link, it was revoked, it has expired, or its user is gone or disabled.
-            TooManyAttempts: too many wrong secrets from this address.
+            TooManyAttempts: too many wrong secrets from this address, or too many looks at the board.
         """
         self._guesses.check(address_key(address))
         board = await self._board(secret)
         if board is None:
             self._guesses.missed(address_key(address))
             raise NotFound
+        self._count(board)
         acting(f"user {board.user_id}")
         if self._peers is not None:  # a share may have ended on another node
             await self._peers.catch_up()
@@ -115,6 +119,18 @@ class Kiosk:
         fields = await self._snapshots.of_all([device.key for device in seen.values()])
         shown = [await self._shown(one, seen.get(one.did), fields, with_charts=with_charts) for one in tiles]
         return ShownBoard(board.name, tuple(shown))
+
+    def _count(self, board: BoardRecord) -> None:
+        """Count a look at a board. Raises TooManyAttempts; then it is not counted."""
+        now_ms = self._clock.steady_ms()
+        window = self._looks.setdefault(board.key, Window())
+        self._looks.move_to_end(board.key)
+        if len(self._looks) > _REMEMBERED:
+            self._looks.popitem(last=False)
+        if not window.has_room(BOARD_LOOKS, now_ms):
+            wait_ms = (window.oldest(now_ms) or 0) + WINDOW_MS - now_ms
+            raise TooManyAttempts(-(-wait_ms // 1000))
+        window.add(now_ms)
 
     async def _board(self, secret: str) -> BoardRecord | None:
         half = len(secret) // 2

@@ -5,6 +5,7 @@ from typing import Any, Final
 import httpx
 import pytest
 
+from broker.boards import kiosk
 from broker.boards.kiosk import Kiosk, ShownBoard
 from broker.errors import NotFound, TooManyAttempts
 from broker.services import Services
@@ -149,6 +150,19 @@ async def test_a_device_that_is_gone_is_empty(api: httpx.AsyncClient, services: 
     await services.devices.inventory.delete(device)
     shown = await look(services.boards.kiosk, secret)
     assert [(one.device, one.value) for one in shown.tiles] == [("", None), ("", None)]
+
+
+async def test_looks_through_a_link_are_bounded(
+    api: httpx.AsyncClient, services: Services, fake_clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kiosk, "BOARD_LOOKS", 3)
+    _, secret = await linked(services, api)
+    for _ in range(3):
+        await look(services.boards.kiosk, secret)
+    with pytest.raises(TooManyAttempts):
+        await look(services.boards.kiosk, secret, "192.0.2.8")
+    fake_clock.advance(60_001)
+    assert (await look(services.boards.kiosk, secret)).name == "Home"
 
 
 async def test_guesses_are_throttled(api: httpx.AsyncClient, services: Services, fake_clock: FakeClock) -> None:
