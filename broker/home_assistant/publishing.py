@@ -199,6 +199,9 @@ class HomeAnnouncer:
     def _device_came(self, fact: DeviceCreated | DeviceTakenOver) -> None:
         if fact.owner in self._homes or fact.device in self._shown:
             self._look(fact.device)
+        elif len(self._homes) < len(self._wanted):  # the owner may be a user who was not there yet
+            self._users_due_at = 0.0
+            self._wakeup.set()
 
     def _type_changed(self, fact: DeviceTypeChanged) -> None:
         for key, shown in self._shown.items():

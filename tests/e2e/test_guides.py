@@ -29,6 +29,7 @@ from tests.daemon import ADA_EMAIL, USER_TOKEN, Daemon, bearer, command_output, 
 from tests.e2e.conftest import Rest
 from tests.e2e.readme_gateway import documents
 from tests.e2e.test_mosquitto import listening
+from tests.factories import LIGHT_MANIFEST
 from tests.programs import require_dtls, require_program
 from tests.protocols.http.accounts.browser import PASSWORD, Form
 
@@ -165,12 +166,13 @@ def test_every_block_is_known(world: World) -> None:
             for when in ("", "code", "device", "refresh")
         ),
         ("applications", "sh", ""),
+        *(("applications", language, "feed") for language in ("sh", "python", "js")),
         ("manifests", "json", "manifest"),
         ("manifests", "sh", "operator"),
         ("manifests", "sh", ""),
         ("limits", "sh", ""),
         *(("recipes", language, "") for language in ("sh", "toml", "cpp")),
-        *(("recipes", "yaml", program) for program in ("zigbee2mqtt", "esphome")),
+        *(("recipes", "yaml", program) for program in ("zigbee2mqtt", "esphome", "prometheus")),
         *(("recipes", language, when) for language in ("toml", "sh") for when in ("open", "home", "found")),
         ("recipes", "sh", "accept"),
         ("recipes", "toml", "rules"),
@@ -253,6 +255,20 @@ def test_applications_sign_in(world: World, person: "Person", language: str) -> 
     assert len(world.run(language, refresh, REFRESH_TOKEN=second).strip()) == 32
 
 
+def test_feeds_are_read(world: World) -> None:
+    """Each begins with a message that is there, or with the position behind the last one."""
+    require_program("curl")
+    world.run("sh", world.find("devices", "sh")[0])
+    for example in world.find("applications", "sh", "feed"):
+        with world.begin("sh", example) as process:
+            assert process.stdout is not None
+            assert any(line.startswith("id: ") for line in process.stdout), example
+    (script,), (program,) = world.find("applications", "js", "feed"), world.find("applications", "python", "feed")
+    compile(program, "feed.py", "exec")
+    (world.folder / "feed.mjs").write_text(script, encoding="utf-8")
+    subprocess.run([require_program("node"), "--check", world.folder / "feed.mjs"], check=True)
+
+
 def test_what_a_token_is(world: World) -> None:
     (lines,) = world.find("applications", "sh")
     assert '"user_id"' in (said := world.run("sh", lines))
@@ -279,6 +295,12 @@ def test_limits_can_be_asked_for(world: World) -> None:
 def test_recipes_are_what_their_programs_read(world: World) -> None:
     (grafana,) = world.find("recipes", "sh")
     assert "data" in json.loads(world.run("sh", grafana))
+    (prometheus,) = world.find("recipes", "yaml", "prometheus")
+    (job,) = yaml.safe_load(prometheus)["scrape_configs"]
+    assert (job["metrics_path"], job["static_configs"]) == (
+        "/v1.1/values",
+        [{"targets": [world.environment["URL"].removeprefix("http://")]}],
+    )
     (telegraf,) = world.find("recipes", "toml")
     (output,) = tomllib.loads(telegraf)["outputs"]["http"]
     body = output["json_transformation"].replace("<device id>", DEVICE).replace("fields", '{"intensity":5}')
@@ -306,16 +328,27 @@ def test_the_broker_of_a_home_is_this_one(world: World, tmp_path: Path, monkeypa
     monkeypatch.setenv("TRUNKLINE_HOME_ASSISTANT", json.dumps(tomllib.loads(home)["home_assistant"]))
     daemon = Daemon(tmp_path / "state")
     daemon.configure(devices=1)
-    provisioned = _MORE + rules.replace("<e-mail of the owner>", ADA_EMAIL)
+    intensity = {"name": "setIntensity", "parameters": [{"name": "intensity", "valueClass": "Integer"}]}
+    (tmp_path / "dimmed.json").write_text(
+        json.dumps({**LIGHT_MANIFEST, "actions": [{"name": "setOn"}, intensity]}), encoding="utf-8"
+    )
+    dimmed = '[[device_types]]\nunique_name = "example.light"\norganization = "Acme"\nmanifest = "dimmed.json"\n'
+    rules = rules.replace("<e-mail of the owner>", ADA_EMAIL)
+    provisioned = _MORE + dimmed + rules + rules.replace("zigbee2mqtt/#", "homeassistant/#")
     (tmp_path / "more.toml").write_text(provisioned, encoding="utf-8")
     command_output("provision", tmp_path / "more.toml", "--config", daemon.config)
     daemon.start()
     try:
         where = {"URL": daemon.base_url.removesuffix("/v1.1"), "MQTT_PORT": str(daemon.port("mqtt"))}
-        (topics,), (sessions,), (shown,) = (world.find("recipes", "sh", when) for when in ("open", "sessions", "home"))
+        (topics,), (sessions,) = (world.find("recipes", "sh", when) for when in ("open", "sessions"))
+        shown, announced = world.find("recipes", "sh", "home")
         assert world.run("sh", topics, **where) == 'zigbee2mqtt/kitchen {"state":"ON"}\n'
         assert json.loads(world.run("sh", list_found, **where)) == {"data": {"found": []}}
-        assert world.run("sh", shown, **where).startswith(f"trunkline/{DEVICE}/state {{")
+        said = world.run("sh", shown, **where)
+        assert said.startswith(f"trunkline/{DEVICE}/state {{")
+        assert "Warning" not in said
+        components = json.loads(world.run("sh", announced, **where))["components"].values()
+        assert any(one.get("command_topic", "") in shown.replace("$DEVICE", DEVICE) for one in components)
         said = world.run("sh", sessions, **where)
         assert said.splitlines()[-1].endswith('{"actions":[{"name":"setOn"}]}')
         refused = topics.replace("zigbee2mqtt/", "others/").splitlines()[1]

@@ -53,6 +53,7 @@ from tests.e2e.readme_machine import (
 from tests.programs import require_dtls, require_program
 
 _PACKAGE: Final = "needs root and an editor; tests/e2e/test_deb.py installs the package in a root of its own"
+_SECOND: Final = "needs a second machine; tests/e2e/test_forwarding.py has two stores"
 #: Handlers of the blocks, in this order; a text says why a block is not run.
 HANDLED: Final[Mapping[str, Callable[[Gateway, str], None] | str]] = {
     "README: Try it 1": "`make run` is the demo of this test",
@@ -60,8 +61,9 @@ HANDLED: Final[Mapping[str, Callable[[Gateway, str], None] | str]] = {
     "README: Install it on a gateway 1": _PACKAGE,
     "README: Contribute 1": "`make test` runs this test",
     "first-steps: Send and read 1": first_steps,
-    "first-steps: Send and read 2": wanted,
-    "first-steps: Send and read 3": warned,
+    "first-steps: Send and read 2": "for the reader's shell; the blocks of this test have the same variables",
+    "first-steps: Send and read 3": wanted,
+    "first-steps: Send and read 4": warned,
     "first-steps: The rules and the scene of the demo 1": answered,
     "first-steps: The rules and the scene of the demo 2": answered,
     "first-steps: Topics of your own 1": own_topics,
@@ -82,6 +84,7 @@ HANDLED: Final[Mapping[str, Callable[[Gateway, str], None] | str]] = {
     "device-management: Firmware 1": update,
     "device-management: Firmware 2": update_by_coap,
     "rules-scenes-models: Rules 1": rule,
+    "rules-scenes-models: Alarms 1": answered,
     "rules-scenes-models: Scenes 1": scene,
     "rules-scenes-models: Models 1": model,
     "provision-file: The provision file 1": "it is the file of the next block",
@@ -116,6 +119,12 @@ HANDLED: Final[Mapping[str, Callable[[Gateway, str], None] | str]] = {
     "operate/several-nodes: Try it 3": "tests/cluster/test_page.py runs it",
     "operate/several-nodes: Try it 4": "tests/cluster/test_page.py runs it",
     "operate/several-nodes: Try it 5": "tests/cluster/test_page.py runs it",
+    "operate/upstream: Two machines 1": _SECOND,
+    "operate/upstream: Two machines 2": _SECOND,
+    "operate/upstream: Two machines 3": settings_load,
+    "operate/upstream: Two machines 4": _SECOND,
+    "operate/upstream: A broker of MQTT 1": settings_load,
+    "operate/upstream: A broker of MQTT 2": "needs a broker elsewhere; tests/e2e/test_forwarding.py has one",
     "operate/troubleshooting: Doctor 1": examined,
 }
 

@@ -185,6 +185,7 @@ def _addresses(site: Site) -> Iterator[tuple[str, str]]:
     yield f"http://{_DEFAULT}/accounts", site.accounts.url
     yield f"http://{_DEFAULT}", site.origin
     yield f"ws://{_DEFAULT}", socket
+    yield f'["{_DEFAULT}"]', f'["{origin.netloc}"]'  # as Prometheus is told
     yield _HOST, origin.hostname or "localhost"
     for port, name in _PORTS.items():
         yield port, str(_port(site.addresses.get(name), port))

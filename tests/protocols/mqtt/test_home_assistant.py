@@ -202,6 +202,22 @@ async def test_settings_that_name_a_user_no_longer(home: Server) -> None:
     assert (await heard(watcher))[1] != b""
 
 
+async def test_a_user_who_comes_after_the_start_is_found_with_the_first_device(home: Server) -> None:
+    """As in the demo, whose devices are made when it already serves: nobody waits for the next look at the users."""
+    await renew(home, BOTH[0], HomeAssistant("carol@example.org"))
+    device = "ca" * 16
+    carol = {"email": "carol@example.org", "organization": "Acme"}
+    owned = {"id": device, "owner": "carol@example.org", "type": LIGHT_TYPE, "name": "Late"}
+    organizations = [{"name": "Acme"}]
+    document = {"organizations": organizations, "users": [carol], "devices": [owned]}
+    await home.services.provisioning.apply(document)
+    config = f"homeassistant/device/tl_{device}/config".encode()
+    with trio.fail_after(10):
+        while retained(space_of(home), config) is None:
+            await trio.sleep(0.01)
+    assert retained(space_of(home), config)["device"]["name"] == "Late"
+
+
 async def test_a_setting_that_a_restart_has_removed(opener: ServicesOpener, runner: Runner, settings: Settings) -> None:
     """Home Assistant, which comes after the start, is told that the devices are gone, once."""
     async with running(opener, runner) as server:
