@@ -25,11 +25,18 @@ def statistics(as_json: bool, config: Path | None) -> None:
             click.echo(f"  {name.replace('_', ' '):<26}{_text(name, value):>16}")
 
 
-def _text(name: str, value: float | str | list[str]) -> str:
+def _text(name: str, value: Any) -> str:
+    """A number, a word, or a list of them or of things with members, such as stores that forward."""
+    if value is None:
+        return "none"
     if isinstance(value, str):
-        return value
+        return value or "none"
+    if isinstance(value, dict):
+        return ", ".join(f"{one.replace('_', ' ')} {_text(one, part)}" for one, part in value.items())
     if isinstance(value, list):
-        return ", ".join(value) or "none"
+        return ("; " if any(isinstance(one, dict) for one in value) else ", ").join(
+            _text(name, one) for one in value
+        ) or "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value / 1024**2:,.1f} MiB" if "bytes" in name.split("_") else f"{value:,}"

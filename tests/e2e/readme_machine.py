@@ -111,7 +111,8 @@ def credentials(_gateway: Gateway, code: str) -> None:
 
 def statistics(gateway: Gateway, code: str) -> None:
     counters, audit, history, tail = code.splitlines()
-    assert "messages" in gateway.paste(counters)
+    assert "edges" in (shown := gateway.paste(counters))
+    assert "name edge, " in shown  # the edge of the demo
     assert "provisioned" in gateway.paste(audit)
     token = f"TRUNKLINE_TOKEN={gateway.token}"
     history = history.replace("TRUNKLINE_TOKEN=…", token).replace("<device id>", GARDEN)

@@ -215,6 +215,7 @@ async def test_a_user_who_comes_after_the_start_is_found_with_the_first_device(h
     with trio.fail_after(10):
         while retained(space_of(home), config) is None:
             await trio.sleep(0.01)
+            await wait_all_tasks_blocked()
     assert retained(space_of(home), config)["device"]["name"] == "Late"
 
 
