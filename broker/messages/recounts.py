@@ -32,6 +32,7 @@ from storage.keys import DeviceKey, Milliseconds, Position
 from storage.leases import Holder
 from storage.message_searches import Range, SortKey
 from storage.records import MessageRow, SnapshotRow
+from storage.sql import StoreError
 
 _ROWS: Final = 500  # read at a time
 #: Rollups that are deleted in one step at most: a day of the minutes of one field.
@@ -66,14 +67,30 @@ class Recounts:
 
     async def recount(self, erased: Erased) -> None:
         """Bring rollups and snapshot in accord with the messages that are left. Raises StoreError."""
+        upto = await self._projector.caught_up(erased.device)
+        buckets = await self._counted(erased, upto)
+        fields = await self._newest(erased, upto)
+        await self._delete_old(erased)
         for _ in range(_TRIES):
-            upto = await self._projector.caught_up(erased.device)
-            buckets = await self._counted(erased, upto)
-            fields = await self._newest(erased, upto)
-            await self._delete_old(erased)
+            upto = await self._follow(erased, buckets, fields, upto)
             work = partial(_replace, erased, buckets, fields, upto)
             if await self._projector.rewrite(erased.device, work):
                 return
+        raise StoreError("messages come faster than they are counted again")
+
+    async def _follow(self, erased: Erased, buckets: Buckets, found: _Found, upto: Position) -> Position:
+        """Count the rows that came since, so that few are left to count while the projector waits."""
+        until = await self._projector.caught_up(erased.device)
+        while upto < until:
+            search = Range(None, None, behind=upto, until=until, by_arrival=True, limit=_ROWS)
+            rows = await self._database.read(partial(_page, erased.device, search))
+            _add(buckets, erased, rows)
+            _note_newest(found, rows)
+            if len(rows) < _ROWS:
+                break
+            upto = rows[-1].position
+            await trio.sleep(_PAUSE_SECONDS)
+        return until
 
     async def _counted(self, erased: Erased, upto: Position) -> Buckets:
         """The buckets that the range touches."""
@@ -190,9 +207,13 @@ def _mended(fields: Fields, erased: Erased, newest: _Found, rows: Iterable[Messa
     """The snapshot without deleted values. Late rows that came since may be newer than what was found."""
     gone = {path for path, (ts, position, _) in fields.items() if erased.has(ts, position)}
     found = dict(newest)
-    for row in rows:
-        for path, value in flat(decode(row.data)).items():
-            if path in gone and (path not in found or (row.ts, row.position) > found[path][:2]):
-                found[path] = (row.ts, row.position, value)
+    _note_newest(found, rows)
     kept = {path: value for path, value in fields.items() if path not in gone}
     return kept | {path: value for path, value in found.items() if path in gone}
+
+
+def _note_newest(found: _Found, rows: Iterable[MessageRow]) -> None:
+    for row in rows:
+        for path, value in flat(decode(row.data)).items():
+            if path not in found or (row.ts, row.position) > found[path][:2]:
+                found[path] = (row.ts, row.position, value)

@@ -137,6 +137,35 @@ async def test_what_is_left_is_counted_as_if_the_others_had_never_come(
     assert (rounded(buckets), fields) == (rounded(expected(rows)[0]), expected(rows)[1])
 
 
+async def test_a_device_that_goes_on_sending_is_counted_to_its_last_message(
+    services: Services, ada: Caller, kitchen: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More messages come while it is counted than may be added while the projector waits."""
+    monkeypatch.setattr(recounts, "_ROWS", 3)
+    monkeypatch.setattr(recounts, "_MORE_ROWS", 4)
+    monkeypatch.setattr(recounts, "_STEP_ROLLUPS", 1)
+    for number in range(40):
+        await send(services, (kitchen, START + number * MINUTE_MS, {"intensity": number, "temperature": 1.0}))
+    await services.messages.projector.flush()
+
+    async def go_on() -> None:
+        number = 0
+        while True:
+            number += 1
+            await send(services, (kitchen, START + number % 40 * MINUTE_MS + 7, {"intensity": number}))
+            await trio.sleep(0.005)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(go_on)
+        record = await erased(services, ada, kitchen, START, START + DAY_MS)
+        nursery.cancel_scope.cancel()
+    assert record.deleted >= 40
+    rows = await services.core.database.read(partial(rows_of, kitchen.key))
+    assert len(rows) > recounts._MORE_ROWS
+    buckets, fields = await counted(services, kitchen.key)
+    assert (rounded(buckets), fields) == (rounded(expected(rows)[0]), expected(rows)[1])
+
+
 async def test_failed_messages_go_and_exports_end_and_the_audit_log_knows(
     services: Services, ada: Caller, kitchen: Device
 ) -> None:
