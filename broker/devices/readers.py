@@ -45,10 +45,19 @@ class DataReaders:
         ).run
 
     def note(self, caller: Caller, devices: Iterable[Device]) -> None:
-        """A caller reads messages of these devices: it counts once for each of their owners."""
+        """A caller reads messages of these devices: it counts once for each of their owners. A device with its own
+        token is no reader."""
+        self.note_owners(caller, {device.owner for device in devices})
+
+    def note_owners(self, caller: Caller, owners: Iterable[UserKey]) -> None:
+        if caller.device is None:
+            self.note_by(caller.application, caller.user, owners)
+
+    def note_by(self, application: ApplicationKey | None, user: UserKey | None, owners: Iterable[UserKey]) -> None:
+        """An application reads messages of the devices of these owners for a user, or None: for itself."""
         now_ms = self._clock.now_ms()
-        for owner in {device.owner for device in devices}:
-            key = (owner, caller.application or NO_APPLICATION, caller.user or ITSELF)
+        for owner in owners:
+            key = (owner, application or NO_APPLICATION, user or ITSELF)
             known = self._held.get(key)
             self._held[key] = (
                 ReaderRecord(*key, 1, now_ms, now_ms)

@@ -363,8 +363,13 @@ class LogFeed:
             watched.reach.caller.token,
             self._close,
             watched.named,
+            self._reader,
         )
         self._subscription.enter_context(self._feeds.feeds.subscribe(subscriber))
+
+    def _reader(self) -> Caller | None:
+        """Whoever is behind gets messages later, from the log."""
+        return self._watched.reach.caller if self._is_collecting else None
 
     def _offer(self, frames: bytes, _count: int, first: Position, last: Position) -> None:
         if not self._is_collecting:
@@ -464,7 +469,7 @@ class LogFeed:
         try:
             return await self._send_noting(rows, devices, read)
         finally:
-            if read and self._watched.reach.caller.device is None:
+            if read:
                 self._feeds.readers.note(self._watched.reach.caller, read.values())
 
     async def _send_noting(

@@ -5,13 +5,14 @@ a grant changes. A batch of stored messages becomes one joined block of frames f
 the same devices.
 """
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import msgspec
 import structlog
 
+from broker.accounts.tokens import Caller
 from broker.devices.registry import Device
 from broker.envelope import Action
 from broker.facts import (
@@ -25,7 +26,7 @@ from broker.facts import (
 )
 from broker.routing.connections import CloseReason
 from broker.routing.named_devices import NO_DEVICES, NamedDevices, close_with_facts
-from storage.keys import DeviceKey, Position
+from storage.keys import DeviceKey, Position, UserKey
 from storage.records import MessageRow
 
 _log = structlog.get_logger(__name__)
@@ -39,6 +40,10 @@ class FeedEncoding:
     action: Callable[[Action], bytes]
 
 
+def _nobody() -> None:
+    """Nobody whose reading is counted."""
+
+
 @dataclass(frozen=True, eq=False)
 class Subscriber:
     """A subscriber of the firehose.
@@ -46,7 +51,7 @@ class Subscriber:
     `watches` decides about a device without waiting; `offer` takes joined frames, their number and the positions of the
     first and the last one, and returns at once.
     `named` are the devices that it names. `close` is called when one of them is deleted or no longer the subscriber's
-    to read, and when the token is revoked; `token` is its SHA-256.
+    to read, and when the token is revoked; `token` is its SHA-256. `reader` is for whom it takes what is offered now.
     """
 
     watches: Callable[[Device], bool]
@@ -55,6 +60,7 @@ class Subscriber:
     token: bytes
     close: Callable[[CloseReason], object]
     named: NamedDevices = NO_DEVICES
+    reader: Callable[[], Caller | None] = _nobody
 
 
 class FeedStatistics(msgspec.Struct, frozen=True):
@@ -72,14 +78,16 @@ class Feeds:
         router: Router,
         sender: Callable[[DeviceKey], Device | None],
         ready: Callable[[], Awaitable[None]] = _is_ready,
+        note_read: Callable[[Caller, Collection[UserKey]], None] | None = None,
     ) -> None:
         """
         Args:
             router: publishes the messages.
             sender: gives the device of a message that was just stored (messages/ingest.py holds the device).
             ready: returns when the messages of other nodes are published, too.
+            note_read: counts who is offered messages of whose devices, once for each batch.
         """
-        self._sender = sender
+        self._sender, self._note_read = sender, note_read
         #: Call it before somebody subscribes: from its return on no message is left out. Raises StoreError.
         self.ready = ready
         self._subscribers: list[Subscriber] = []
@@ -109,6 +117,7 @@ class Feeds:
         if not self._subscribers:
             return
         wanted: dict[tuple[Subscriber, ...], list[tuple[MessageRow, Device]]] = {}
+        owners: dict[tuple[Subscriber, ...], set[UserKey]] = {}
         # Of each device: where its messages go. It is looked up once, because a hash of many subscribers takes long.
         places: dict[DeviceKey, tuple[list[tuple[MessageRow, Device]], Device] | None] = {}
         for row in fact.rows:
@@ -117,6 +126,8 @@ class Feeds:
                 device = self._sender(key)
                 interested = () if device is None else self._interested_in(device)
                 places[key] = (wanted.setdefault(interested, []), device) if device and interested else None
+                if device and interested:
+                    owners.setdefault(interested, set()).add(device.owner)
             if (place := places[key]) is not None:
                 place[0].append((row, place[1]))
         for subscribers, pairs in wanted.items():
@@ -127,6 +138,7 @@ class Feeds:
                     joined = frames[encoding] = encoding.messages(pairs)
                 _offer(subscriber, joined, len(pairs), pairs[0][0].position, pairs[-1][0].position)
                 self._offered += len(pairs)
+                self._note(subscriber, owners[subscribers])
 
     def _action_stored(self, fact: ActionStored) -> None:
         """Offer an Action to the subscribers that watch its source (reference 19.2)."""
@@ -138,6 +150,11 @@ class Feeds:
             if (frame := frames.get(encoding)) is None:
                 frame = frames[encoding] = encoding.action(fact.action)
             _offer(subscriber, frame, 1, fact.action.position, fact.action.position)
+            self._note(subscriber, (device.owner,))
+
+    def _note(self, subscriber: Subscriber, owners: Collection[UserKey]) -> None:
+        if self._note_read is not None and (caller := subscriber.reader()) is not None:
+            self._note_read(caller, owners)
 
     def _interested_in(self, device: Device) -> tuple[Subscriber, ...]:
         interested = self._interested.get(device.key)

@@ -45,7 +45,7 @@ async def open_routing(
     connections = Connections(core.router, core.clock, quota)
     core.life.observe("connections", connections.statistics)
     if core.peers is None or follower is None:
-        feeds = Feeds(core.router, sender)
+        feeds = Feeds(core.router, sender, note_read=devices.readers.note_owners)
     else:
         claims = ConnectionClaims(core.database, core.news, core.peers.node, core.clock)
         connections.share(claims)
@@ -53,7 +53,12 @@ async def open_routing(
         fence = PermissionFence(connections.links)
         core.peers.refuse_with(fence.refusal)
         core.peers.refuse_works_with(fence.ends)
-        feeds = Feeds(core.router, lambda key: sender(key) or devices.registry.get_nowait(key), follower.ready)
+        feeds = Feeds(
+            core.router,
+            lambda key: sender(key) or devices.registry.get_nowait(key),
+            follower.ready,
+            devices.readers.note_owners,
+        )
         follower.wants_messages.append(feeds.has_subscribers)
     core.life.observe("feeds", feeds.statistics)
     events = Events(core.router, devices.registry)

@@ -12,6 +12,7 @@ from broker.accounts.permissions import Permission, Permissions
 from broker.accounts.tokens import Caller
 from broker.clock import Clock
 from broker.cluster.kinds import REPLAYED, Replay, publish
+from broker.devices.readers import DataReaders
 from broker.errors import Conflict, NotFound, ValidationFailed, invalid
 from broker.facts import DeliveriesProgressed
 from broker.subscriptions.entries import NotificationEntries, NotificationIds
@@ -55,6 +56,7 @@ class DeliveryLog:
     _entries: NotificationEntries
     _ids: NotificationIds
     _flush: Callable[[], Awaitable[None]]
+    _readers: DataReaders
 
     async def page(
         self, subscription: Subscription, status: str | None, *, offset: int, limit: int
@@ -99,7 +101,9 @@ class DeliveryLog:
         rows = await self._entries.rows(found.record.positions, are_actions=are_actions)
         readable = [one for one in rows if reach.allows(one.device, Permission.READ)]
         readable.sort(key=lambda one: (one.row.ts, one.row.position), reverse=order == "desc")
-        return await self._entries.of(readable[offset : offset + limit]), len(readable)
+        page = readable[offset : offset + limit]
+        self._readers.note(caller, [one.device for one in page])
+        return await self._entries.of(page), len(readable)
 
     async def replay(
         self, subscription: Subscription, *, ids: Sequence[str] | None, start_ms: int = 0, end_ms: int = 0

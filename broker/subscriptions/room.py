@@ -74,7 +74,18 @@ async def open_subscriptions(
     outlets = Outlets()
     lease = core.leases.of(LeaseName.SUBSCRIPTIONS)
     sender = NotificationSender(
-        database, lease, clock, core.router, endings, outlets, entries, ids, signers, callbacks, streams
+        database,
+        lease,
+        clock,
+        core.router,
+        endings,
+        outlets,
+        entries,
+        ids,
+        signers,
+        callbacks,
+        streams,
+        devices.readers,
     )
     reader = Reader(database, lease, clock, core.router, devices.registry, outlets, sender.send, messages.follower)
     upkeep = Upkeep(
@@ -112,6 +123,7 @@ async def open_subscriptions(
         entries,
         ids,
         sender.flush,
+        devices.readers,
     )
     await subscriptions.load()
     accounts.claims.ends("Subscriptions", subscriptions.end_all_of)

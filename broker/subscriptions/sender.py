@@ -16,6 +16,7 @@ import trio
 from msgspec.structs import replace
 
 from broker.clock import Clock
+from broker.devices.readers import DataReaders
 from broker.facts import DeliveriesProgressed, Router
 from broker.loops import Loop, Wakeup
 from broker.subscriptions.endings import Endings
@@ -78,6 +79,7 @@ class NotificationSender:
     _signers: Signers
     _callbacks: Callbacks | None
     _streams: Streams | None
+    _readers: DataReaders
 
     def __post_init__(self) -> None:
         self._outage = Outage("subscription_not_suspended")
@@ -177,7 +179,7 @@ class NotificationSender:
             return AttemptOutcome(error="the subscription has ended")
         subscription = outlet.subscription
         if subscription.record.is_stream:
-            return await self._write(outlet, await self._entries.of(taken))
+            return self._noted(outlet, taken, await self._write(outlet, await self._entries.of(taken)))
         if self._callbacks is None:
             return AttemptOutcome(error="callbacks are switched off")
         entries: Sequence[Shown] | None = None
@@ -194,7 +196,15 @@ class NotificationSender:
             end_date=record.end_ts,
             entries=entries,
         )
-        return await self._callbacks.notify(await self._signers.callback(subscription), notification)
+        outcome = await self._callbacks.notify(await self._signers.callback(subscription), notification)
+        return outcome if notification.entries is None else self._noted(outlet, taken, outcome)
+
+    def _noted(self, outlet: Outlet, taken: Sequence[Taken], outcome: AttemptOutcome) -> AttemptOutcome:
+        """The application reads what was delivered."""
+        if outcome.is_delivered:
+            record = outlet.subscription.record
+            self._readers.note_by(record.application, record.user, {one.device.owner for one in taken})
+        return outcome
 
     async def _write(self, outlet: Outlet, entries: Sequence[Entry]) -> AttemptOutcome:
         record = outlet.subscription.record

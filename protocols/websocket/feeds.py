@@ -10,7 +10,7 @@ import msgspec
 import trio
 
 from broker.accounts.permissions import Permission, Reach
-from broker.accounts.tokens import TokenKind
+from broker.accounts.tokens import Caller, TokenKind
 from broker.devices.registry import Device
 from broker.envelope import Action
 from broker.errors import PermissionDenied, Unauthorized, ValidationFailed, too_long
@@ -248,8 +248,12 @@ class LiveFeed(Watcher[LiveSelection]):
                 self._selection.reach.caller.token,
                 self._end_link,
                 self._selection.named,
+                self._served,
             )
         )
+
+    def _served(self) -> Caller:
+        return self._selection.reach.caller
 
     def _offer_frames(self, frames: bytes, count: int, _first: Position, _last: Position) -> None:
         self.offer(frames, count)

@@ -137,6 +137,7 @@ class Searches(Generic[_Entry]):
             return None, members | {"uid": absent_if_none(chosen.uid or caller.user_id), "size": 0, "data": []}
         entry, device = found
         await self._permissions.require(caller, device, Permission.READ)
+        self._readable.note(caller, [device])
         return entry, members | {"uid": entry.uid, "size": 1, "data": spliced([self._entry(entry)])}
 
     async def in_range(self, chosen: SearchScope, query: InRange, match: FieldMatch) -> dict[str, Any]:
@@ -206,7 +207,7 @@ class Readable:
         """The user's own devices that the caller may read."""
         reach = await self._permissions.reach(caller)
         found = [one for one in await self._devices.owned_by(user) if reach.allows(one, Permission.READ)]
-        self._note(caller, found)
+        self.note(caller, found)
         return found
 
     async def source(self, caller: Caller, query: Query) -> Device | None:
@@ -218,12 +219,12 @@ class Readable:
         """A device that the caller may read. Raises DeviceNotFound, PermissionDenied."""
         device = await self._devices.find(device_id)
         await self._permissions.require(caller, device, Permission.READ)
-        self._note(caller, [device])
+        self.note(caller, [device])
         return device
 
-    def _note(self, caller: Caller, devices: list[Device]) -> None:
-        if caller.device is None:
-            self._readers.note(caller, devices)
+    def note(self, caller: Caller, devices: list[Device]) -> None:
+        """The caller reads messages of these devices."""
+        self._readers.note(caller, devices)
 
     async def listed(self, caller: Caller, device_ids: Iterable[str]) -> list[Device]:
         """The listed devices, each once. Raises DeviceNotFound, PermissionDenied."""
@@ -232,5 +233,5 @@ class Readable:
         for device in devices:
             if not reach.allows(device, Permission.READ):
                 raise PermissionDenied(f"READ on device {device.id}")
-        self._note(caller, devices)
+        self.note(caller, devices)
         return devices

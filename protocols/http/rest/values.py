@@ -151,8 +151,7 @@ class ValueCalls(RestCalls):
         if query.max_age > VALUES_MAX_AGE_SECONDS:
             raise ValidationFailed.of("maxAge", too_high(VALUES_MAX_AGE_SECONDS))
         devices = await self._chosen(caller, query)
-        if caller.kind is not TokenKind.DEVICE:
-            self._readers.note(caller, devices)
+        self._readers.note(caller, devices)
         values = await self._values.of(devices, max_age_ms=query.max_age * 1000)
         if len(values) > VALUES_SAMPLES:
             raise ValidationFailed.of("sdids", invalid(f"more than {VALUES_SAMPLES} values: name some of the devices"))

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 
+from broker.accounts.tokens import Caller, TokenKind
 from broker.devices.registry import Device
 from broker.envelope import Action
 from broker.facts import ActionStored, DeviceChanged, MessagesStored, Router, TokenRevoked
@@ -68,6 +70,21 @@ def feeds(router: Router, devices: dict[int, Device]) -> Feeds:
 @pytest.fixture
 def codec() -> Codec:
     return Codec()
+
+
+def test_who_reads_is_noted_once_for_each_batch_and_owner(
+    router: Router, devices: dict[int, Device], codec: Codec
+) -> None:
+    noted: list[tuple[str | None, set[int]]] = []
+    feeds = Feeds(router, devices.get, note_read=lambda caller, owners: noted.append((caller.user_id, set(owners))))
+    reader: list[Caller | None] = [Caller(TokenKind.USER, b"", None, user_id="ada")]
+    one, nobody = Watcher(codec), Watcher(codec, lambda device: device.key < 3)
+    with feeds.subscribe(replace(one.subscriber, reader=lambda: reader[0])), feeds.subscribe(nobody.subscriber):
+        router.publish(stored((1, 1), (2, 2), (3, 1), (4, 3)))
+        assert noted == [("ada", {1, 2}), ("ada", {3})]
+        reader[0] = None  # it reads later
+        router.publish(stored((5, 1)))
+    assert len(noted) == 2
 
 
 def stored(*rows: tuple[int, int]) -> MessagesStored:

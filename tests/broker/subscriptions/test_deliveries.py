@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from typing import Any
+from unittest.mock import ANY
 from urllib.parse import urlsplit
 
 import msgspec
@@ -73,6 +74,8 @@ async def test_a_notification_names_its_subscription_and_carries_its_messages(
     await settled(services, lambda: not pending(services))
     ((status, (attempt,)),) = await deliveries(services, subscription)
     assert (status, attempt.http_status, attempt.error) == ("DELIVERED", 200, None)
+    (reader,) = await services.devices.readers.of_owner((await services.devices.registry.find(KITCHEN)).owner)
+    assert (reader.application, reader.user, reader.record.count) == (ANY, (ADA, ANY), 1)
 
 
 async def test_what_each_combination_covers(services: Services, world: World, callbacks: FakeCallbacks) -> None:

@@ -19,6 +19,7 @@ from tests.factories import (
 )
 from tests.fakes import FakeClock
 from tests.protocols.http.conftest import bearer
+from tests.tickets import at
 
 HEADERS = bearer(ADA_TOKEN)
 
@@ -44,6 +45,12 @@ async def test_readers_are_counted_by_application(
     assert isinstance(one["application"], dict)
     assert one["application"]["id"] == DASHBOARD
     assert (one["count"], one["firstOn"], one["lastOn"]) == (5, NOW_MS, NOW_MS + 5)
+    kitchen = await services.devices.registry.get(world.kitchen)
+    mid = services.messages.ingest.mid(at(services.messages.ingest.submit(kitchen, b'{"intensity":1}')))
+    await services.messages.ingest.wait_committed()
+    for params in ({"mid": mid}, {"mid": "ff" * 16}):
+        await api.get("/messages", params=params, headers=HEADERS)
+    assert [one["count"] for one in await readers()] == [6]
     assert (await api.get(f"/users/{ADA}/readers", headers=bearer(BOB_TOKEN))).status_code == 403
 
 

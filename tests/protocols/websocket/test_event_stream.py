@@ -143,6 +143,19 @@ async def test_what_was_stored_after_a_mid(
     assert await client.messages(len(expected)) == [live[index] for index in expected]
 
 
+async def test_who_reads_a_feed_is_counted_by_page_and_by_batch(peers: Peers, services: Services) -> None:
+    (first,) = await stored(services, HALL)
+    await stored(services, KITCHEN, HALL)
+    client, device = await events(peers, f"after={first}"), await events(peers, f"after={first}", KITCHEN_TOKEN)
+    assert len(await client.messages(2)) == 2
+    assert len(await device.messages(1)) == 1
+    assert (await client.next())[0] == "position"
+    await stored(services, KITCHEN)
+    assert len(await client.messages(1)) == 1
+    owner = (await services.devices.registry.find(KITCHEN)).owner
+    assert [one.record.count for one in await services.devices.readers.of_owner(owner)] == [2]
+
+
 async def test_a_long_past_comes_in_pages_and_nothing_twice(
     peers: Peers, services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
