@@ -110,4 +110,6 @@ async def test_after_nodes_have_come_and_gone_a_lease_moves_at_most_once(seed: i
     moved = [(at - begun, name) for at, name, _ in table.taken if at > begun]
     assert max(Counter(name for _, name in moved).values()) == 1
     assert max(at for at, _ in moved) < 5 * SECONDS
-    assert sorted(Counter(table.holders.values()).values()) == [2, 3, 3]
+    shares = Counter(table.holders.values())
+    assert len(shares) == len(nodes)
+    assert max(shares.values()) - min(shares.values()) <= 1
