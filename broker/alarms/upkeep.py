@@ -52,6 +52,7 @@ class AlarmUpkeep:
             at_once=True,
             failure="alarms_not_swept",
             retry_seconds=_RETRY_SECONDS,
+            deletes=True,
         ).run
 
     def _lost(self, _fact: DeviceDeleted | DeviceHandedOver | SharesChanged) -> None:

@@ -21,6 +21,7 @@ from broker.errors import ValidationFailed
 from broker.mail import (
     AccountInvitation,
     AddressConfirmation,
+    AlarmMail,
     DeviceQuotaUsedUp,
     DeviceShareInvitation,
     DeviceTransferAnswered,
@@ -79,6 +80,7 @@ SAMPLES = (
     NoPasswordHere(provider="example"),
     DeviceTransferOffer(device="Kitchen light", owner="Ada", expires_on=NOW_MS),
     DeviceTransferAnswered(device="Kitchen light", user="Bob", answer="declined"),
+    AlarmMail(title="Warning: Hot", text="Kitchen light: 31 °C", address="https://gateway.example.org/a/c0de"),
 )
 
 

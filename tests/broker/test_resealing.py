@@ -32,6 +32,7 @@ NOT_SEALED = {
     ("*", "hash"),
     ("*", "code_hash"),
     ("*", "certificate"),
+    ("board", "link"),  # a hash
     ("approved_list_upload", "content"),
     ("connector_link", "account"),
     ("device_share", "code_hash"),
