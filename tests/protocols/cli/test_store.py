@@ -1,5 +1,6 @@
 """`trunkline store salvage` and `compact`: what they say, what they exit with, and when they refuse."""
 
+import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -82,7 +83,7 @@ def test_a_compaction_names_the_room_that_it_needs_and_what_it_got(settings: Set
     before = rows(settings)
     result = run(settings, "compact")
     assert result.exit_code == 0, result.output
-    assert result.stderr.splitlines()[0].startswith("65 MiB are needed on the disk of ")
+    assert re.match(r"6\d MiB are needed on the disk of ", result.stderr.splitlines()[0])
     assert " MiB now; before, " in result.stdout
     assert rows(settings) == before
     with open_state(settings):
