@@ -228,6 +228,10 @@ def confirmed_too_late(person: Person) -> None:
     person.visit("account/confirm", code="0" * 32)
 
 
+def alarm_over(person: Person) -> None:
+    person.visit("alarm", code="0" * 32)
+
+
 #: By the route below the root: how to come to what it shows. What a posted form leads to is with the form's page.
 PAGES: Final[Mapping[str, Sequence[Callable[[Person], None]]]] = {
     "/authorize": (sign_in, consent, error),
@@ -246,6 +250,7 @@ PAGES: Final[Mapping[str, Sequence[Callable[[Person], None]]]] = {
     "/account/automations": (automations,),
     "/account/before": (before,),
     "/account/confirm": (confirmed_too_late,),
+    "/alarm": (alarm_over,),
 }
 #: Routes without a page of their own: redirects, answers for programs, and what a redirect of a provider leads to.
 _DATA: Final = ("/checkSession", "/tokenInfo", "/userinfo", "/jwks.json")

@@ -197,7 +197,7 @@ async def test_the_overview_has_each_node_that_serves_and_what_nobody_does(
     report = NodeReport(8.0, is_draining=True, connections=7, behind_rows=3, behind_facts=2, latency_seconds=0.01234)
     nodes = (
         NodeSeen("a", 3, "1.0", 1_000, 0.4, ("folds", "rules", "mails", "models"), NodeReport()),
-        NodeSeen("b", 1, "1.0", 2_000, 1.9, ("subscriptions", "connectors", "tasks"), report),
+        NodeSeen("b", 1, "1.0", 2_000, 1.9, ("subscriptions", "connectors", "tasks", "forwards"), report),
     )
     monkeypatch.setattr(services.core.leases, "status", lambda: NodeStatus("a", 3, 7.25, 0.0, (), nodes=("a", "b")))
     monkeypatch.setattr(services.core.leases, "nodes", lambda: nodes)
@@ -217,7 +217,7 @@ async def test_the_overview_has_each_node_that_serves_and_what_nobody_does(
         "behindRows": 3,
         "behindChanges": 2,
         "latencySeconds": 0.0123,
-        "leases": ["subscriptions", "connectors", "tasks"],
+        "leases": ["subscriptions", "connectors", "tasks", "forwards"],
     }
 
 

@@ -639,6 +639,8 @@ async def test_where_the_path_names_nothing_the_limit_goes_before_all_else(
         await call(api, "GET" if path == "/tags" else "POST", path)
     wrong = []
     for method, path in sorted(routes(services)[1]):
+        if path.startswith("/forwarded"):
+            continue  # of tokens of edges (reference 30)
         query = f"?mid={ID}&sdid={BOBS}&sdids={BOBS}&dids={ID}&uid={BOB}"
         answer = await api.request(method, path.replace("{}", ID) + query, headers=bearer(ADA_TOKEN))
         is_refused = (

@@ -116,6 +116,7 @@ IN_QUERY_OR_BODY: Final[Mapping[str, tuple[Needs, tuple[dict[str, Any], ...]]]] 
         ({"params": {"sdid": "{did}", "field": "intensity", "interval": "minute", **_DATES}},),
     ),
     "GET /messages/presence": (READ, ({"params": {"sdid": "{did}", "interval": "minute", **_DATES}},)),
+    "GET /alarms": (READ, ({"params": {"uid": ADA, "did": "{did}"}},)),
     "POST /messages/import": (
         WRITE,
         ({"params": {"sdid": "{did}"}, "content": "time,text"},),
@@ -197,6 +198,7 @@ TYPES_ALONE: Final = {
     "GET /applications/{aid}/devicetypes",
     "GET /devicetypes/{dtid}/availablemanifestversions",
     "GET /devicetypes/{dtid}/manifests/{version}/properties",
+    "GET /devicetypes/{dtid}/sheet",
     "GET /devicetypes/{dtid}/manifests",
     "POST /devicetypes/{dtid}/manifests",
     "POST /devicetypes/{dtid}/manifests/try",
@@ -216,6 +218,10 @@ NO_DEVICE: Final = (
     "/users/{uid}/sessions",
     "/users/{uid}/audit",
     "/users/{uid}/automations",  # test_automations.py
+    "/users/{uid}/boards",  # test_boards.py
+    "/boards/",
+    "/users/{uid}/telling",  # test_alarms.py
+    "/alarms/",
     "/names",
     "/users/{uid}/archive",  # test_leaving.py
     "/users/{uid}/trials",
