@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
+import msgspec
 import structlog
 import trio
 from msgspec.structs import replace
@@ -67,6 +68,13 @@ class ShownErasure(NamedTuple):
     sdid: str  # of a device that is gone: empty
 
 
+class ErasureStatistics(msgspec.Struct, frozen=True):
+    """Counts since the start."""
+
+    finished: int
+    messages: int
+
+
 class Erasures:
     def __init__(
         self,
@@ -82,6 +90,7 @@ class Erasures:
         self._lease, self._clock, self._wakeup, self._end_exports = lease, clock, wakeup, end_exports
         #: How far the search for messages to delete has come: they are not looked for twice.
         self._places: dict[str, SortKey] = {}
+        self._finished = self._messages = 0
         self.work_forever = Loop(
             self._turn,
             every=_LOOK_SECONDS,
@@ -152,6 +161,9 @@ class Erasures:
         except DeviceNotFound:
             return ShownErasure(record, "")
 
+    def statistics(self) -> ErasureStatistics:
+        return ErasureStatistics(self._finished, self._messages)
+
     # The worker
 
     async def _turn(self) -> bool:
@@ -180,6 +192,7 @@ class Erasures:
         await self._recounts.recount(Erased(record.device, record.start_ms, record.end_ms, record.head))
         await self._database.write_own(self._lease, partial(self._end, record.id, self._clock.now_ms()))
         self._places.pop(record.id, None)
+        self._finished += 1
         _log.info("messages_deleted", erasure=record.id, device=record.device)
         return False  # the user may have further ones
 
@@ -190,6 +203,7 @@ class Erasures:
             return True
         positions = [position for _, position in rows]
         await self._database.write_own(self._lease, partial(_delete, record.id, positions))
+        self._messages += len(positions)
         self._places[record.id] = rows[-1]
         return len(rows) < _STEP_ROWS
 

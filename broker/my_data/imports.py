@@ -90,6 +90,16 @@ class _Stopped(Exception):
     """The import cannot go on; the text says why."""
 
 
+class ImportStatistics(msgspec.Struct, frozen=True):
+    """Counts since the start: imports that ended, and lines by their outcome."""
+
+    finished: int
+    failed: int
+    stored: int
+    present: int
+    wrong: int
+
+
 class Imports:
     def __init__(
         self,
@@ -107,6 +117,7 @@ class Imports:
         self._ingest, self._files, self._lease, self._clock = ingest, files, lease, clock
         self._wakeup = wakeup
         self._normalizers: dict[ManifestVersion, Normalizer] = {}
+        self._finished = self._failed = self._lines_stored = self._lines_present = self._lines_wrong = 0
         self.work_forever = Loop(
             self._turn,
             every=_LOOK_SECONDS,
@@ -226,6 +237,11 @@ class Imports:
         """The Manifests whose fields columns may have: that of the device, and the newest of its type."""
         return [(one.version, one.manifest) for one in (device.manifest, device.type.latest)]
 
+    def statistics(self) -> ImportStatistics:
+        return ImportStatistics(
+            self._finished, self._failed, self._lines_stored, self._lines_present, self._lines_wrong
+        )
+
     # The worker
 
     async def _turn(self) -> bool:
@@ -265,6 +281,9 @@ class Imports:
         if records:
             progress = replace(done.record, position=records[-1].end, line=records[-1].behind)
         await self._save(done.record if stop else progress)
+        self._lines_stored += progress.stored - record.stored
+        self._lines_present += progress.present - record.present
+        self._lines_wrong += progress.wrong - record.wrong
         if stop or is_end:
             await self._end(progress, stop)
 
@@ -359,6 +378,10 @@ class Imports:
             tx.files.end(_name(record.id))
 
         await self._database.write_own(self._lease, end)
+        if reason:
+            self._failed += 1
+        else:
+            self._finished += 1
         _log.info("import_ended", import_id=record.id, stored=record.stored, reason=reason)
 
 

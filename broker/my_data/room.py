@@ -40,7 +40,7 @@ async def open_my_data(
         core.knock(LeaseName.FOLDS, "erasures"),
         export.end_with,
     )
-    core.life.worker("erasures", erasures.work_forever, lease=lease)
+    core.life.worker("erasures", erasures.work_forever, lease=lease, statistics=erasures.statistics)
     upkeep = core.leases.of(LeaseName.UPKEEP)
     imports = Imports(
         core.database,
@@ -54,7 +54,7 @@ async def open_my_data(
         core.knock(LeaseName.UPKEEP, "imports"),
     )
     accounts.claims.ends("Imports", imports.end_all_of)
-    core.life.worker("imports", imports.work_forever, lease=upkeep)
+    core.life.worker("imports", imports.work_forever, lease=upkeep, statistics=imports.statistics)
     settings = core.settings.storage
     sheets = Sheets(core.database, core.clock, retention_days=settings.retention_days, rollups=RollupDays.of(settings))
     return MyDataRoom(erasures, imports, sheets)

@@ -494,6 +494,7 @@ def _introduction(
         f"  Devices   simulated: {simulated}; yours to try: {own}",
         f"  Watch     http://{http}/v1.1/live misses nothing; http://{http}/v1.1/values is for Prometheus",
         f"  Assistant trunkline mcp --url http://{http}, with the TOKEN below: http://{http}/docs/assistants",
+        f"  My data   trunkline export --url http://{http}, with the TOKEN below: http://{http}/docs/my-data",
         f"  State     {settings.state_dir}",
         "",
         "Paste these lines into another terminal: variables for all examples, then send, read, and publish over MQTT.",

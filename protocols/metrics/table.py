@@ -242,6 +242,17 @@ BROKER: Final[Mapping[str, Part]] = {
         "failed": _total("exports", "Exports that ended, by how.", outcome="failed"),
         "messages": _total("export_messages", "Messages that exports have written."),
     },
+    "imports": {
+        "finished": _total("imports", "Imports that ended, by how.", outcome="finished"),
+        "failed": _total("imports", "Imports that ended, by how.", outcome="failed"),
+        "stored": _total("import_lines", "Lines of imports, by their outcome.", outcome="stored"),
+        "present": _total("import_lines", "Lines of imports, by their outcome.", outcome="present"),
+        "wrong": _total("import_lines", "Lines of imports, by their outcome.", outcome="wrong"),
+    },
+    "erasures": {
+        "finished": _total("message_deletions", "Deletions of messages that owners asked for, and that ended."),
+        "messages": _total("message_deletions_messages", "Messages that they have deleted."),
+    },
     "mails": {
         "waiting": _now("mails_waiting", "Mails that waited when the queue was last read."),
         "queued": _total("mails_queued", "Mails that were queued."),

@@ -17,7 +17,7 @@ from broker.messages.folds import Fields, merge_message, open_buckets, saved_fie
 from broker.messages.intervals import DAY_MS, HOUR_MS, MINUTE_MS
 from broker.messages.rollups import LEVELS, Buckets, Cells, collect, merge_into, summarised, summary_of
 from broker.my_data import erasures
-from broker.my_data.erasures import TooManyErasures
+from broker.my_data.erasures import ErasureStatistics, TooManyErasures
 from broker.services import Services
 from storage.database import Transaction
 from storage.erasures import ErasureRecord
@@ -179,6 +179,7 @@ async def test_failed_messages_go_and_exports_end_and_the_audit_log_knows(
     assert (await finished(services, ada, beside)).status is ExportStatus.SUCCESS
     failed, _ = await services.core.database.read(lambda tx: tx.messages.failed(kitchen.key, offset=0, limit=9))
     assert failed == []
+    assert services.my_data.erasures.statistics() == ErasureStatistics(finished=1, messages=1)
     (entry,) = await services.core.audit.find(AuditFilter(0, 2**60, 9, event="messages_deleted"))
     assert (entry.object, entry.details["startDate"]) == (f"device {KITCHEN}", START)
 

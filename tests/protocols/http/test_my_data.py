@@ -3,6 +3,7 @@
 import httpx
 import trio
 
+from broker.my_data.imports import ImportStatistics
 from broker.services import Services
 from storage.keys import Milliseconds
 from tests.factories import (
@@ -54,7 +55,7 @@ async def test_readers_are_counted_by_application(
     assert (await api.get(f"/users/{ADA}/readers", headers=bearer(BOB_TOKEN))).status_code == 403
 
 
-async def test_a_file_over_rest(api: httpx.AsyncClient, world: World) -> None:
+async def test_a_file_over_rest(api: httpx.AsyncClient, services: Services, world: World) -> None:
     headers = HEADERS | {"Content-Type": "text/csv"}
     content = b"time,intensity\n2020-01-01T00:00Z,5\n2020-01-01T00:00Z,x\n"
     made = (await api.post("/messages/import", params={"sdid": KITCHEN}, content=content, headers=headers)).json()
@@ -63,6 +64,7 @@ async def test_a_file_over_rest(api: httpx.AsyncClient, world: World) -> None:
         while (state := (await api.get(path, headers=HEADERS)).json()["data"])["status"] == "InProgress":
             await trio.lowlevel.checkpoint()
     assert (state["stored"], state["wrong"], state["progress"]) == (1, 1, 100)
+    assert services.my_data.imports.statistics() == ImportStatistics(1, 0, 1, 0, 1)
     assert state["wrongLines"] == [{"line": 3, "reason": "column 2, “intensity”: “x” is not an integer"}]
     assert (await api.get("/messages/import/history", headers=HEADERS)).json()["data"]["imports"] == [state]
     assert (await api.get(path, headers=bearer(BOB_TOKEN))).status_code == 403
