@@ -141,7 +141,7 @@ FOR_SLOW_PATH: Final = (
     b"HEAD /v1.1/devices/%s HTTP/1.1%s\r\n" % (KITCHEN.encode(), WITH_TOKEN),
     b"OPTIONS /v1.1/messages HTTP/1.1\r\nHost: a\r\n\r\n",
     b"PATCH /v1.1/messages HTTP/1.1%s\r\n" % WITH_TOKEN,
-    b"DELETE /v1.1/messages HTTP/1.1%s\r\n" % WITH_TOKEN,
+    b"DELETE /v1.1/actions HTTP/1.1%s\r\n" % WITH_TOKEN,
     b"GET /v1.1/nothing HTTP/1.1%s\r\n" % WITH_TOKEN,
     b"GET /v1.1 HTTP/1.1%s\r\n" % WITH_TOKEN,
     b"GET /health HTTP/1.1%s\r\n" % WITH_TOKEN,
