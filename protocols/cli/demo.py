@@ -247,6 +247,8 @@ async def _run(
             link = f"http://{shown['http']}/console/enter?code={code}"
             edge = await _edge_token(services, settings.state_dir)
             about.append(f'  Edge      forwards here: [[forward]] to = "http://{shown["http"]}", token_file = "{edge}"')
+            await _pin(services)
+            about.append(f"  Board     http://{shown['http']}/console/board: a chart, a value, an Action and a scene")
             introduction = _introduction(settings, shown, report, user_token, tokens, link, about)
             click.echo("\n".join(introduction))
             output = None if show_actions else subprocess.DEVNULL
@@ -366,6 +368,15 @@ _WARM_TEXT: Mapping[str, Any] = {
         {"value": " degrees"},
     ]
 }
+_PINNED: Mapping[str, Any] = {
+    "name": "Home",
+    "tiles": [
+        {"kind": "chart", "did": _DEVICES[1].id, "field": "temperature", "range": "hour", "wide": True},
+        {"kind": "value", "did": _DEVICES[1].id, "field": "temperature"},
+        {"kind": "action", "title": "Light on", "did": _DEVICES[0].id, "action": "setOn", "parameters": {}},
+        {"kind": "scene", "title": "Good night", "sceneId": _SCENE},
+    ],
+}
 _QUIET: Mapping[str, Any] = {
     "sdid": _DEVICES[5].id,
     "field": "open",
@@ -384,6 +395,13 @@ def _rule(id_: str, name: str, condition: Mapping[str, Any], action: str) -> Map
         "name": name,
         "rule": {"if": {"and": [condition]}, "then": [{"ddid": _DEVICES[0].id, "action": action}]},
     }
+
+
+async def _pin(services: Services) -> None:
+    """Make the administrator's board, unless there is one."""
+    user = await services.core.database.read(lambda tx: tx.accounts.user_by_email(_ADMINISTRATOR))
+    if user is not None and not await services.boards.boards.of(user):
+        await services.boards.boards.create(user, _PINNED)
 
 
 async def _edge_token(services: Services, state: Path) -> Path:
