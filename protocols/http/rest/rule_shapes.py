@@ -266,7 +266,7 @@ class ReplayBody(Shape):
 
 
 class TryBody(ReplayBody, kw_only=True):
-    example = {"rule": BODY, **ReplayBody.example}
+    example = {"rule": BODY, "uid": samples.UID, **ReplayBody.example}
 
     rule: _Body
     uid: Annotated[Id, about("Whose rule it would be; with an application token")] | None = None
