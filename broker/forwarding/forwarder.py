@@ -302,6 +302,7 @@ class Forwarder:
                 rows = tx.messages.after(Position(after), limit=most)
                 if part.upto is not None:
                     rows, upto = _upto(rows, part.upto), part.upto
+                    rows, after = _within_from_behind(rows, after)
                 else:
                     upto = rows[-1].position if len(rows) == most else max(head, after)
                     rows, upto = _within(rows, upto)
@@ -485,15 +486,17 @@ class Forwarder:
 
     async def _take_actions(self, actions: Sequence[SentAction], after: int | None, upto: int) -> None:
         """Raises StoreError, UpstreamError."""
-        devices = {one.did: await self._found(one.did) for one in actions}
         if not self._ingest.has_room:
             await self._ingest.wait_room()
+        devices = {one.did: await self._found(one.did) for one in actions}
+        if any(one is not None and self._devices.get_nowait(one.key) is not one for one in devices.values()):
+            raise UpstreamError("A device was changed while Actions came for it: they are asked for again.")
         now_ms = self._clock.now_ms()
         taken = refused = 0
         for one in actions:
             device = devices[one.did]
             try:
-                if device is None or self._devices.get_nowait(device.key) is not device:
+                if device is None:
                     raise BadRequest
                 self._ingest.submit_action(device, device, one.data.encode(), min(one.ts, now_ms))
                 taken += 1
@@ -644,6 +647,16 @@ def _within(rows: Sequence[MessageRow], upto: int) -> tuple[Sequence[MessageRow]
         if size > FORWARD_BATCH_BYTES and index:
             return rows[:index], rows[index - 1].position
     return rows, upto
+
+
+def _within_from_behind(rows: Sequence[MessageRow], after: int) -> tuple[Sequence[MessageRow], int]:
+    """The last rows that have room in a batch: a gap is filled from its end."""
+    size = 0
+    for index in range(len(rows) - 1, -1, -1):
+        size += len(rows[index].data)
+        if size > FORWARD_BATCH_BYTES and index < len(rows) - 1:
+            return rows[index + 1 :], rows[index].position
+    return rows, after
 
 
 def _refusal(answer: UpstreamAnswer) -> UpstreamError:

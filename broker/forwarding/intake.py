@@ -278,15 +278,11 @@ class Edges:
             if _covers(edge.ranges, one.position):
                 continue
             device = devices.get(one.did)
-            if device is None or device.owner != edge.owner or self._devices.get_nowait(device.key) is not device:
+            if device is None or device.owner != edge.owner:
                 dropped += 1
                 continue
-            if 0 < one.ts - now_ms - self._ingest.future_grace_ms <= _CLOCK_WAIT_MS:
-                problem = (
-                    f"The clock of the sender is {(one.ts - now_ms) / 1000:.0f} s ahead: its message is stored when its"
-                    " time has come"
-                )
-                upto, seconds = one.position - 1, min((one.ts - now_ms) / 1000, _QUOTA_SECONDS)
+            if (reason := self._reason_to_wait(device, one, now_ms)) is not None:
+                (problem, seconds), upto = reason, one.position - 1
                 break
             try:
                 stored.append((self._submitted(device, one), one.mid))
@@ -361,6 +357,18 @@ class Edges:
             problem=problem,
             seconds=max(seconds, 0.0),
         )
+
+    def _reason_to_wait(self, device: Device, one: SentMessage, now_ms: int) -> tuple[str, float] | None:
+        """Why a message is not stored yet, and for how many seconds."""
+        if self._devices.get_nowait(device.key) is not device:  # while something was awaited
+            return "A device was changed just now: its messages are stored with the next request", 0.0
+        ahead = (one.ts - now_ms) / 1000
+        if 0 < one.ts - now_ms - self._ingest.future_grace_ms <= _CLOCK_WAIT_MS:
+            return (
+                f"The clock of the sender is {ahead:.0f} s ahead: its message is stored when its time has come",
+                min(ahead, _QUOTA_SECONDS),
+            )
+        return None
 
     def _submitted(self, device: Device, one: SentMessage) -> Ticket:
         """Raises DomainError."""

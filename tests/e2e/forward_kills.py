@@ -1,6 +1,6 @@
 """Kills a Trunkline that forwards, and the one that it forwards to, again and again; and restarts a mosquitto beside.
 
-    python -m tests.e2e.forward_kills [--kills 200] [--order oldest|newest] [--seed N]
+    python -m tests.e2e.forward_kills [--kills 200] [--order oldest|newest] [--seed N] [--folder NEW]
 
 Afterwards each message of the edge is at the centre once, each Action of the centre at the edge once, and what
 mosquitto has given a subscriber has each message at least once, in order.
@@ -15,8 +15,8 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -32,7 +32,7 @@ from tests.free_port import free_port
 from tests.programs import require_program
 
 SENDERS: Final = 2
-_DEADLINE_SECONDS: Final = 120.0
+_STALLED_SECONDS: Final = 60.0  # longer than the longest pause of a forwarder after failures
 _MOSQUITTO: Final = """\
 listener {port} 127.0.0.1
 allow_anonymous true
@@ -235,23 +235,45 @@ def run(folder: Path, kills: int, *, seed: int = 20_261_127, order: str = "oldes
         for sender in senders:
             sender.join(timeout=30)
         edge.start()
-        _wait_for_all(edge)
+        _wait_for_all(edge, centre, subscriber)
         subscriber.wait()
         found = _compare(edge, centre, subscriber)
         subscriber.end()
     return Result(kills, *found, round(time.monotonic() - began, 1))
 
 
-def _wait_for_all(edge: Daemon) -> None:
-    """Return when nothing is behind, or it takes too long."""
-    deadline = time.monotonic() + _DEADLINE_SECONDS
-    while time.monotonic() < deadline:
-        lines = command_output("forward", "list", "--json", "--config", edge.config).splitlines()
-        entries = [json.loads(line) for line in lines]
-        if all(one["state"] == "sends" and not one["behind"] and one["sent_on"] for one in entries):
-            time.sleep(6)  # the figures are those of the last look
+def _wait_for_all(edge: Daemon, centre: Daemon, subscriber: Subscriber) -> None:
+    """Return when the other sides have all messages of the edge, or no more of them come for long."""
+    fewest, since = sys.maxsize, time.monotonic()
+    while time.monotonic() - since < _STALLED_SECONDS:
+        sent = _messages(edge)
+        at_broker = _at_broker(subscriber)
+        missing = (sent - _messages(centre)).total() + len(sent.keys() - at_broker)
+        if not missing:
             return
-        time.sleep(0.2)
+        if missing < fewest:
+            fewest, since = missing, time.monotonic()
+        time.sleep(1)
+
+
+def _at_broker(subscriber: Subscriber) -> dict[tuple[str, int], str]:
+    """The mid of each message that the subscriber has heard, in the order in which it heard them first."""
+    names = {device_id(number): f"Light {number}" for number in range(SENDERS)}
+    found: dict[tuple[str, int], str] = {}
+    for did, number, mid in list(subscriber.heard):
+        found.setdefault((names[did], number), mid)
+    return found
+
+
+def _say_missing(where: str, missing: Collection[tuple[str, int]], sent: Counter[tuple[str, int]]) -> None:
+    """Write which numbers of each device are missing as ranges, and its last one: is it the tail?"""
+    for name in sorted({name for name, _ in missing}):
+        numbers = sorted(number for device, number in missing if device == name)
+        starts = [at for at, number in enumerate(numbers) if not at or number != numbers[at - 1] + 1]
+        ends = [*starts[1:], len(numbers)]
+        ranges = [f"{numbers[start]}-{numbers[end - 1]}" for start, end in zip(starts, ends, strict=True)]
+        last = max(number for device, number in sent if device == name)
+        sys.stderr.write(f"{where} lacks of {name} (last {last}): {', '.join(ranges)}\n")
 
 
 def _compare(
@@ -262,12 +284,13 @@ def _compare(
     sent, stored = _messages(edge), _messages(centre)
     wanted, got = _actions(centre), _actions(edge)
     lost, twice = sent - stored, stored - sent
-    first = dict.fromkeys((did, number) for did, number, _ in subscriber.heard)
+    first = _at_broker(subscriber)
     by_device: dict[str, list[int]] = {}
-    for did, number in first:
-        by_device.setdefault(did, []).append(number)
-    names = {device_id(number): f"Light {number}" for number in range(SENDERS)}
-    broker_lost = sent.keys() - {(names[did], number) for did, number in first}
+    for name, number in first:
+        by_device.setdefault(name, []).append(number)
+    broker_lost = sent.keys() - first
+    _say_missing("The centre", lost, sent)
+    _say_missing("The broker", broker_lost, sent)
     out_of_order = sum(numbers != sorted(numbers) for numbers in by_device.values())
     return (
         sent.total(),
@@ -299,9 +322,12 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--order", choices=("oldest", "newest"), default="oldest")
     parser.add_argument("--seed", type=int, default=20_261_127)
+    parser.add_argument("--folder", type=Path, help="keeps both stores here; made, must not exist")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        result = run(Path(folder), options.kills, seed=options.seed, order=options.order)
+    with ExitStack() as stack:
+        folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder.mkdir(exist_ok=options.folder is None)
+        result = run(folder, options.kills, seed=options.seed, order=options.order)
     sys.stdout.write(f"{result}\n")
     sys.exit(not result.is_right)
 

@@ -13,11 +13,14 @@ from broker.devices.inventory import DeviceChanges
 from broker.devices.transfers import hand_over
 from broker.errors import ValidationFailed
 from broker.forwarding.edges import NewEdge
+from broker.forwarding.forwarder import _within, _within_from_behind
 from broker.forwarding.port import UpstreamAnswer
 from broker.forwarding.wire import Batch, SentDevice, SentMessage
 from broker.services import Services
+from config.limits import FORWARD_BATCH_BYTES
 from config.settings import Forward, Settings
-from storage.keys import Milliseconds, Position, UserKey
+from storage.keys import DeviceKey, Milliseconds, Position, UserKey
+from storage.records import MessageRow
 from tests.broker.forwarding.conftest import CENTRE, Two
 from tests.factories import BOBS, HALL, KITCHEN, LIGHT_TYPE, NOW_MS
 
@@ -330,3 +333,77 @@ def test_an_id_has_no_line_break(member: str) -> None:
     msgspec.convert(said, Batch)
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert({**said, member: "5" * 32 + "\n"}, Batch)
+
+
+async def test_what_comes_while_its_device_is_changed_at_the_upstream_is_stored(
+    two: Two, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await two.settled()
+    await two.send(1)
+    await two.settled()
+    (device,) = await devices_of_edge(two.centre)
+    edges = two.centre.forwarding.edges
+    found = edges._devices_of
+
+    async def then_changed(*about: Any) -> Any:
+        devices = await found(*about)
+        monkeypatch.undo()
+        await two.centre.devices.inventory.change(device, DeviceChanges(name="Another name"))
+        return devices
+
+    monkeypatch.setattr(edges, "_devices_of", then_changed)
+    await two.send(2)
+    await two.settled()
+    assert await two.at_centre() == Counter([1, 2])
+    assert (edges.statistics().dropped, two.status.problem) == (0, "")
+
+
+async def test_actions_that_come_while_their_device_is_changed_come_again(
+    two: Two, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await two.settled()
+    await two.send(1)
+    await two.settled()
+    forwarder = two.edge.forwarding.forwarding._forwarders["centre"]
+    found = forwarder._found
+
+    async def then_changed(device_id: str) -> Any:
+        device = await found(device_id)
+        monkeypatch.undo()
+        assert device is not None
+        await two.edge.devices.inventory.change(device, DeviceChanges(name="Another name"))
+        return device
+
+    monkeypatch.setattr(forwarder, "_found", then_changed)
+    (device,) = await devices_of_edge(two.centre)
+    two.centre.messages.ingest.submit_action(device, device, b'{"actions":[{"name":"setOn"}]}')
+    await two.centre.messages.ingest.wait_committed()
+    await two.settled()
+    assert (two.status.actions, two.status.refused_actions) == (1, 0)
+
+
+@pytest.mark.parametrize("forward", [replace(CENTRE, max_kbit=8)])
+async def test_no_more_leaves_than_max_kbit(two: Two, autojump_clock: MockClock) -> None:
+    """8 kbit/s are 1,000 bytes a second, of which a message takes 400 and its data."""
+    await two.settled()
+    await two.send(*range(40))
+    await two.settled(8)
+    assert 10 <= (await two.at_centre()).total() <= 30
+    await two.settled(20)
+    assert await two.at_centre() == Counter(range(40))
+    assert two.status.failures == 1, "that of the beginning"
+
+
+def row(position: int, size: int) -> MessageRow:
+    return MessageRow(Position(position), DeviceKey(1), Milliseconds(0), Milliseconds(0), 1, "x" * size)
+
+
+def test_a_batch_has_room_for_its_rows_from_either_end() -> None:
+    rows = [row(position, FORWARD_BATCH_BYTES // 3) for position in range(11, 16)]
+    assert _within(rows, 20) == (rows[:3], 13)
+    assert _within(rows[:2], 20) == (rows[:2], 20)
+    assert _within_from_behind(rows, 10) == (rows[2:], 12)
+    assert _within_from_behind(rows[:2], 10) == (rows[:2], 10)
+    large = [row(position, 2 * FORWARD_BATCH_BYTES) for position in (1, 2)]
+    assert _within(large, 2) == (large[:1], 1)
+    assert _within_from_behind(large, 0) == (large[1:], 1)

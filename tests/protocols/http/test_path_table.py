@@ -47,6 +47,8 @@ GET /pricing/upgrade
 POST /pricing/upgrade
 """
 REST = """
+POST /forwarded
+POST /forwarded/actions
 POST /accounts/token
 POST /accounts/checkToken
 GET /accounts/tokenInfo
