@@ -15,6 +15,8 @@ from broker.forwarding.port import BrokerMessage, Command, UpstreamError
 _MOST_BYTES: Final = 64 * 1024
 _WINDOW: Final = 100  # messages under way
 _ANSWER_SECONDS: Final = 30.0
+#: Of a CONNECT with version 5. A broker of 3.1.1 may take it for a longer packet, and wait for the rest.
+_ANSWER_OF_5_SECONDS: Final = 10.0
 _KEEP_ALIVE_SECONDS: Final = 30
 _SESSION_SECONDS: Final = 7 * 86_400
 _CONNACK, _PUBLISH, _PUBACK, _SUBACK, _PINGRESP, _DISCONNECT = 0x20, 0x30, 0x40, 0x90, 0xD0, 0xE0
@@ -72,7 +74,7 @@ class MqttClient:
             body += _variable(len(properties)) + properties
         body += _text(client_id) + (_text(user) if flags & 0x80 else b"") + (_text(password) if flags & 0x40 else b"")
         await self._send(_packet(0x10, body))
-        with trio.move_on_after(_ANSWER_SECONDS):
+        with trio.move_on_after(_ANSWER_OF_5_SECONDS if self._level == 5 else _ANSWER_SECONDS):
             head, answer = await self._packet()
             if head != _CONNACK or len(answer) < 2:
                 raise UpstreamError("The address answers, but not as a broker of MQTT.")
@@ -84,6 +86,8 @@ class MqttClient:
             if self._level == 5:
                 self._take_limits(answer[2:])
             return
+        if self._level == 5:
+            raise VersionRefusedError
         raise UpstreamError(f"The broker has not answered within {_ANSWER_SECONDS:.0f} s.")
 
     def _take_limits(self, encoded: bytes) -> None:
