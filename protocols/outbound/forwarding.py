@@ -4,6 +4,7 @@ The operator names the address, so it may be a private one; nothing is redirecte
 connection.
 """
 
+import os
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -99,8 +100,9 @@ async def _opened(target: ForwardTarget, context: ssl.SSLContext | None) -> trio
             plain = await trio.open_tcp_stream(str(address), target.port)
         except OSError as error:
             cause = error.__cause__
-            inner = cause.exceptions[0] if isinstance(cause, BaseExceptionGroup) else error
-            why = (getattr(inner, "strerror", None) or str(inner)).lower()
+            inner = cause.exceptions[0] if isinstance(cause, BaseExceptionGroup) else cause or error
+            number = inner.errno if isinstance(inner, OSError) else None
+            why = (os.strerror(number) if number else str(inner)).lower()
             continue
         if context is None:
             return plain
