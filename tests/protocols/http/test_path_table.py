@@ -47,8 +47,6 @@ GET /pricing/upgrade
 POST /pricing/upgrade
 """
 REST = """
-POST /forwarded
-POST /forwarded/actions
 POST /accounts/token
 POST /accounts/checkToken
 GET /accounts/tokenInfo
