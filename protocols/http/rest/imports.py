@@ -102,7 +102,13 @@ class ImportCalls(RestCalls):
         "write. A wrong header refuses the file. Lines are stored in the background, as messages with their own times; "
         "wrong ones are named by their numbers. A file that is sent again stores nothing twice.",
         query=_Target,
-        accepts=Accepts({_CSV: Annotated[str, about("UTF-8, with a header")]}, _TABLE),
+        accepts=Accepts(
+            {
+                "application/octet-stream": Annotated[str, about("The same", format="binary")],
+                _CSV: Annotated[str, about("UTF-8, with a header")],
+            },
+            _TABLE,
+        ),
         refusals={413: f"The file has more than {IMPORT_BYTES} bytes.", 404: "A device does not exist."},
     )
     async def create(self, caller: Caller, device: Device | None, body: Chunks) -> Data[ImportObject]:

@@ -153,6 +153,7 @@ class TestDocument:
             "GET /messages/export/{exportId}/result",
             "GET /users/{uid}/archive/result",
             "POST /devicetypes/{dtid}/whitelist",
+            "POST /messages/import",
         ]
 
     async def test_it_has_every_route_and_no_other(self, services: Services) -> None:
