@@ -86,25 +86,25 @@ def test_an_import_and_a_deletion_go_on_after_kills(tmp_path: Path) -> None:
     chance = random.Random(20_261_127)  # noqa: S311 - the same in every run
     daemon = Daemon(tmp_path / "state")
     daemon.configure(devices=1)
-    daemon.start()
     times = range(_START_MS, _START_MS + _LINES * _STEP_MS, _STEP_MS)
     table = "time,intensity\n" + "".join(f"{ts},{number % 90}\n" for number, ts in enumerate(times))
-    with _client(daemon) as client:
-        answer = client.post(
-            "/messages/import", params={"sdid": _DEVICE}, content=table, headers={"Content-Type": "text/csv"}
-        ).raise_for_status()
-    _killed_while_it_goes_on(daemon, f"/messages/import/{answer.json()['data']['id']}/status", "stored", chance)
-    with _client(daemon) as client:
-        state = client.get("/messages/import/history").json()["data"]["imports"][0]
-        assert (state["status"], state["stored"] + state["present"], state["wrong"]) == ("Success", _LINES, 0)
-        stored = _stored(client)
-        assert Counter(stored) == Counter((ts, number % 90) for number, ts in enumerate(times))
-        _check_counts(client, stored)
-        first, last = _START_MS + 3_000_000, _START_MS + (_LINES - 9) * _STEP_MS
-        chosen: dict[str, str | int] = {"sdid": _DEVICE, "startDate": first, "endDate": last}
-        asked = client.delete("/messages", params=chosen).raise_for_status().json()["data"]
-    sent = _killed_while_it_goes_on(daemon, f"/messages/deletions/{asked['id']}", "deleted", chance)
+    daemon.start()
     try:
+        with _client(daemon) as client:
+            answer = client.post(
+                "/messages/import", params={"sdid": _DEVICE}, content=table, headers={"Content-Type": "text/csv"}
+            ).raise_for_status()
+        _killed_while_it_goes_on(daemon, f"/messages/import/{answer.json()['data']['id']}/status", "stored", chance)
+        with _client(daemon) as client:
+            state = client.get("/messages/import/history").json()["data"]["imports"][0]
+            assert (state["status"], state["stored"] + state["present"], state["wrong"]) == ("Success", _LINES, 0)
+            stored = _stored(client)
+            assert Counter(stored) == Counter((ts, number % 90) for number, ts in enumerate(times))
+            _check_counts(client, stored)
+            first, last = _START_MS + 3_000_000, _START_MS + (_LINES - 9) * _STEP_MS
+            chosen: dict[str, str | int] = {"sdid": _DEVICE, "startDate": first, "endDate": last}
+            asked = client.delete("/messages", params=chosen).raise_for_status().json()["data"]
+        sent = _killed_while_it_goes_on(daemon, f"/messages/deletions/{asked['id']}", "deleted", chance)
         with _client(daemon) as client:
             stored = _stored(client)
             assert len(stored) == sent + sum(not first <= ts <= last for ts in times)
