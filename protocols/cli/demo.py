@@ -470,7 +470,7 @@ def _introduction(
     link: str,
     about_nodes: Sequence[str] = (),
 ) -> list[str]:
-    """Some 25 lines that begin and end with the link to the console. docs/first-steps.md goes on from here."""
+    """Some 30 lines that begin and end with the link to the console. docs/first-steps.md goes on from here."""
     http, mqtt = addresses["http"], addresses["mqtt"]
     passwords = [one.value for one in report.generated if one.key == "password"]
     password = passwords[0] if passwords else "(was shown when this state directory was new)"

@@ -60,7 +60,7 @@ def own_topics(gateway: Gateway, code: str) -> None:
 def the_demo_is_short(gateway: Gateway) -> None:
     """The link to the console comes first and last."""
     lines = gateway.printed.strip().splitlines()[1:]  # behind the ready line
-    assert len(lines) <= 25
+    assert len(lines) <= 30
     links = [line.split()[1] for line in lines if "console/enter" in line]
     assert len(links) == 2
     assert len(set(links)) == 1
@@ -118,6 +118,11 @@ def subscriptions(gateway: Gateway, code: str) -> None:
         first, *_ = eventually(lambda: gateway.get(f"/subscriptions/{active}/deliveries?status=DELIVERED"), bool)
         (again,) = gateway.answers(replayed, SUBSCRIPTION=active, NOTIFICATION=first["id"])
         assert again
+
+
+def subscription_to_alarms(gateway: Gateway, code: str) -> None:
+    (made,) = gateway.answers(code.replace("https://app.example.org", "http://localhost:1"))
+    assert made["messageType"] == "alarm"
 
 
 def board_names() -> str:

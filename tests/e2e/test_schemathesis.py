@@ -75,6 +75,7 @@ OUT_OF_REACH: Final = {
     "PUT /devicemgmt/tasks/{tid}/devices/{did}": "a device that registered over LWM2M",
     "POST /devicemgmt/tasks/{tid}/devices/{did}/acceptance": "a device that registered over LWM2M",
     "POST /ml/models/{modelId}/predict": "a model that was trained",
+    "GET /alarms/{alarmId}/explain": "a message that `DELETE /messages` has left",
     "GET /updates/urls/{downloadId}": "a device that registered over LWM2M",
     "POST /subscriptions/{subscriptionId}/validate": "the nonce of a handshake",
     "PUT /users/{uid}": "an application that may change profiles",
