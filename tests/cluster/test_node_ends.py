@@ -11,6 +11,7 @@ from contextlib import closing
 import httpx
 import pytest
 
+from broker.cluster.leases import LeaseName
 from broker.secrets import Vault
 from protocols.operation.key_file import KeyFile
 from tests.cluster.node import PATIENCE_SECONDS, Node, new_node, running_nodes, wait_until
@@ -28,7 +29,7 @@ from tests.daemon import device_id
 pytestmark = pytest.mark.processes
 
 NOT_OPENED, FENCED, REPLACED = 4, 5, 6
-WORKERS = 8
+WORKERS = len(LeaseName)
 
 
 @pytest.fixture(scope="module")
