@@ -187,7 +187,7 @@ def test_without_a_trusted_redirect_uri_the_person_sees_the_error(
     ("client_id", "query", "error"),
     [
         (WEB, {"response_type": "id_token"}, "invalid_request"),
-        (WEB, {"prompt": "none"}, "invalid_request"),
+        (WEB, {"prompt": "none"}, "login_required"),
         (WEB, CHALLENGE | {"code_challenge_method": "plain"}, "invalid_request"),
         (MOBILE, {}, "unauthorized_client"),
         (PAGE, {"response_type": "code"}, "unauthorized_client"),
