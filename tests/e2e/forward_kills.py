@@ -85,11 +85,14 @@ class Subscriber:
         self._client = Client(CallbackAPIVersion.VERSION2, "subscriber", protocol=MQTTProtocolVersion.MQTTv5)
         self._client.on_connect = lambda client, *_: void(client.subscribe("trunkline/+/messages", qos=1))
         self._client.on_message = self._hear
+        is_subscribed = threading.Event()
+        self._client.on_subscribe = lambda *_: is_subscribed.set()
         properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
         properties.SessionExpiryInterval = 3_600
         self._client.reconnect_delay_set(0.1, 0.5)  # type: ignore[arg-type]
         self._client.connect_async("127.0.0.1", port, clean_start=False, properties=properties)
         self._client.loop_start()
+        assert is_subscribed.wait(30)  # mosquitto drops what nobody has subscribed to
 
     def _hear(self, _client: Any, _data: Any, message: MQTTMessage) -> None:
         properties = dict(message.properties.UserProperty)  # type: ignore[union-attr]
