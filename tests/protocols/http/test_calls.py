@@ -131,6 +131,7 @@ SLOW_PATH: Final = {
     "GET /users/{uid}/archive/result": "the answer is a stream",
     "GET /updates/urls/{downloadId}": "the answer is a stream",
     "POST /devicemgmt/devicetypes/{dtid}/images": "the body is a stream",
+    "POST /messages/import": "the body is a stream",
     "POST /accounts/token": "a form of the accounts server",
     "POST /accounts/checkToken": "a form of the accounts server",
     "GET /accounts/tokenInfo": "shares its code with the forms of the accounts server",

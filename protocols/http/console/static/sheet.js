@@ -36,7 +36,7 @@ await attempt(async () => {
   const days = sheet.retentionDays;
   fill(place,
     h("p", { class: "hint" }, _("Version {version} of the Manifest of {name}. It says what Regulation (EU) 2023/2854, the Data Act, wants to be said before the contract.", { version: sheet.manifestVersion, name: sheet.uniqueName })),
-    part(_("What it records"), fields(sheet)),
+    part(_("Recorded data"), fields(sheet)),
     part(_("How much"), h("p", {}, volume(sheet))),
     part(_("For how long"), h("ul", {}, h("li", {}, _("Messages: {days}", { days: kept(days.messages) })), h("li", {}, _("Sums by minute: {days}", { days: kept(days.minutes) })),
       h("li", {}, _("Sums by hour: {days}", { days: kept(days.hours) })), h("li", {}, _("Sums by day: {days}", { days: kept(days.days) })))),
