@@ -16,7 +16,7 @@ def test_a_page_of_one_status_reads_its_notifications_only(engine: SqliteEngine,
     tx = Transaction(connection)
     connection.execute(
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 600)"
-        " INSERT INTO notification SELECT i, 7 + i % 2, 'DELIVERED', i, i, i, '[1]', '[]', 1, NULL FROM n"
+        " INSERT INTO notification SELECT i, 7 + i % 2, 'DELIVERED', i, i, i, '[1]', '[]', 1, NULL, NULL FROM n"
     )
     connection.execute("UPDATE notification SET status = 'FAILED' WHERE key IN (100, 200, 301)")
     connection.execute("UPDATE notification SET status = 'PENDING', next_on = 5 WHERE key = 300")
