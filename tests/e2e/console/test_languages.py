@@ -18,8 +18,8 @@ from tests.e2e.console.user import User
 _PAGES: Final = [one for one in VISITS if one != "/console/signed-in"]
 #: Each page is measured in one of them: German has the longest words, French the longest sentences.
 _LANGUAGE_OF: Final = dict(zip(_PAGES, cycle(["de", "fr", "de"])))
-#: Names in the data that are also texts: of a person, of a firmware image, of fields.
-_DATA: Final = frozenset({"Developer", "Application", "Of", "text"})
+#: Names in the data that are also texts: of a person, of a firmware image, of fields, of statistics.
+_DATA: Final = frozenset({"Developer", "Application", "Of", "text", "working"})
 #: Texts of the page, with those that are spoken.
 _SHOWN: Final = """
 const found = [], unread = "pre, code, textarea, script, noscript, .named";
