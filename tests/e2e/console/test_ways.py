@@ -8,7 +8,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +19,7 @@ import pytest
 from tests.browser import ARROW_LEFT, Chromium
 from tests.daemon import DEMO_ON_ANY_PORT, LIGHT_TYPE, device_id, device_token
 from tests.e2e.console.board_programs import output_of
+from tests.e2e.console.measures import measured
 from tests.e2e.console.user import User
 from tests.e2e.console.world import BOARD, BOB_EMAIL, Site
 from tests.programs import require_dtls, require_program
@@ -299,6 +300,50 @@ def test_messages_are_exported(ada: User, site: Site) -> None:
     ada.sees("ready", "#exports")
     ada.browser.click("#exports td button")
     ada.sees("is in your downloads")
+
+
+def test_messages_are_brought_back_and_deleted(ada: User, site: Site, tmp_path: Path) -> None:
+    """Of a device that the lists do not have at first: there are more than they show."""
+    device, name = device_id(97), "Light 97"
+    now = round(time.time() * 1000)
+    times = [datetime.fromtimestamp((now - ago) / 1000, UTC).isoformat() for ago in (7_200_000, 3_600_000, 60_000)]
+    table = tmp_path / "light.csv"
+    table.write_text("time,intensity\n" + "".join(f"{at},{20 + place}\n" for place, at in enumerate(times)) + "x,5\n")
+    ada.open("/data")
+    ada.sees_all()
+    assert name not in ada.browser.texts("#into option")
+    ada.browser.take_file("#file", table)
+    ada.browser.write("#import [type=search]", name)
+    ada.browser.choose("#into", name)
+    ada.click("Import")
+    ada.sees("The import has begun")
+    ada.sees("done", "#imports")
+    assert ada.browser.texts("#imports td.size")[1:] == ["3", "0", "1"]
+    ada.browser.click("#imports summary")
+    ada.sees("Line 5: time: “x” is not a time", "#imports")
+    assert measured(ada.browser) == []
+
+    def left() -> list[int]:
+        found = site.of_ada("GET", "/messages", params={"sdid": device, "startDate": 0, "endDate": now + 1})["data"]
+        return [one["data"]["intensity"] for one in found]
+
+    assert left() == [20, 21, 22]
+    ada.browser.write("#delete [type=search]", name)
+    ada.browser.choose("#of", name)
+    local = "new Date(%d - new Date().getTimezoneOffset() * 60000).toISOString().slice(0, 16)"
+    ada.browser.run(f"document.querySelector('#from').value = {local % (now - 5_400_000)}")
+    ada.click("Delete these messages")
+    ada.sees(f"Delete messages of {name}?", "dialog")
+    ada.click("Cancel")
+    ada.sees_no(f"Delete messages of {name}?")
+    ada.click("Delete these messages")
+    ada.click("Delete")
+    ada.sees("The deletion has begun")
+    ada.sees("done", "#deletions")
+    assert ada.browser.texts("#deletions td.size") == ["2"]
+    assert left() == [20]
+    ada.browser.reload()
+    ada.eventually(lambda: ada.browser.count("#readers tbody tr") > 0)  # reading them was counted
 
 
 def test_an_application_is_revoked(ada: User, site: Site) -> None:

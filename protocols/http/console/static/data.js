@@ -2,11 +2,13 @@
 
 import { attempt, call, done, get } from "./api.js";
 import { upload } from "./dash.js";
+import { offer, ownDevices } from "./device-lists.js";
 import { $, empty, fileSize, fill, fullTime, h, heads, sure, time, whole } from "./dom.js";
 import { _, plural } from "./texts.js";
 
 const uid = $("meta[name=uid]").content;
 const AGAIN_MS = 2000;
+const MINUTE_MS = 60000;
 const DAY_MS = 86400000;
 const bring = $("#import");
 const erase = $("#delete");
@@ -16,7 +18,7 @@ let timer = 0;
 const local = (ms) => new Date(ms - new Date(ms).getTimezoneOffset() * 60000).toISOString().slice(0, 16);
 
 erase.elements.startDate.value = local(Date.now() - DAY_MS);
-erase.elements.endDate.value = local(Date.now());
+erase.elements.endDate.value = local(Date.now() + MINUTE_MS);
 
 async function readers() {
   const { data } = await get(`/users/${uid}/readers`);
@@ -95,11 +97,9 @@ function importRow(one) {
 }
 
 async function devices() {
-  const { data } = await get(`/users/${uid}/devices`, { owner: "ME", sort: "name", count: 100 });
-  const options = () => data.devices.map((device) => h("option", { value: device.id }, device.name));
-  erase.elements.sdid.append(...options());
-  bring.elements.sdid.append(...options());
-  const types = [...new Set(data.devices.map((device) => device.dtid))];
+  const owned = await ownDevices();
+  for (const form of [erase, bring]) offer(form.elements.sdid, owned);
+  const types = [...new Set(owned.data.devices.map((device) => device.dtid))];
   if (types.length === 0) {
     fill($("#sheets"), empty(_("No devices yet"), _("When you have some, this shows what each type of them records.")));
     return;

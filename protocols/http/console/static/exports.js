@@ -1,6 +1,7 @@
 // Exports of messages: request, progress, file.
 
 import { attempt, call, done, download, get } from "./api.js";
+import { offer, ownDevices } from "./device-lists.js";
 import { $, empty, fileSize, fill, fullTime, h, heads, time, toast, whole } from "./dom.js";
 import { _ } from "./texts.js";
 
@@ -73,8 +74,7 @@ function save(one, button) {
 }
 
 async function devices() {
-  const { data } = await get(`/users/${uid}/devices`, { owner: "ME", sort: "name", count: 100 });
-  form.elements.sdids.append(...data.devices.map((device) => h("option", { value: device.id }, device.name)));
+  offer(form.elements.sdids, await ownDevices());
 }
 
 await attempt(() => Promise.all([load(), devices()]));

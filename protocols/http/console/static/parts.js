@@ -1,15 +1,14 @@
 // The rows of rules and scenes: a device, and its field or Action.
 
-import { attempt, get } from "./api.js";
-import { $, fill, h, whole } from "./dom.js";
+import { get } from "./api.js";
+import { finder, LISTED, optionsOf } from "./device-lists.js";
+import { $, fill, h } from "./dom.js";
 import { nameOf } from "./names.js";
 import { manifestOf } from "./manifest.js";
 import { parameterInputs, parametersIn, unwrapped } from "./parameters.js";
 import { _ } from "./texts.js";
 
 const uid = $("meta[name=uid]").content;
-const LISTED = 100;
-const TYPING_MS = 200;
 let asked = null;
 let total = 0;
 let number = 0;
@@ -57,29 +56,17 @@ export async function devicePicker(id, name, chosen) {
   return select;
 }
 
-const optionsOf = (some) => [...some].map((one) => h("option", { value: one.id }, one.name));
-
 // The picker with its label, and with a search field if there are more devices than it lists.
 export function deviceField(select) {
   const label = h("label", { for: select.id }, _("Device"));
   if (total <= LISTED) return h("p", {}, label, select);
-  const finder = h("input", { type: "search", "aria-label": _("Find a device"), placeholder: _("Find one of {count} devices", { count: whole(total) }), autocomplete: "off" });
-  let timer = 0;
-  let last = 0;
-  finder.addEventListener("input", () => {
-    clearTimeout(timer);
-    timer = setTimeout(() => attempt(find), TYPING_MS);
-  });
-  const find = async () => {
-    const turn = last += 1;
-    const { data } = await listed(finder.value.trim());
-    if (turn !== last || data.devices.length === 0) return;
+  const show = async (found) => {
     const known = await devices();
-    for (const one of data.devices) known.set(one.id, one);
-    fill(select, optionsOf(data.devices));
+    for (const one of found) known.set(one.id, one);
+    fill(select, optionsOf(found));
     select.dispatchEvent(new Event("change"));
   };
-  return h("p", {}, label, finder, select);
+  return h("p", {}, label, finder(total, listed, show), select);
 }
 
 export function removable(item, what) {
