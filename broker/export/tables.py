@@ -27,6 +27,8 @@ SDID: Final = "sdid"
 DEVICE: Final = "device"
 MORE: Final = "more"
 _FIRST: Final = (TIME, RECEIVED, SDID, DEVICE)
+#: As they stand in the first line of CSV, whose times name no zone: no spreadsheet takes one that does for a time.
+IN_UTC: Final = {TIME: f"{TIME} [UTC]", RECEIVED: f"{RECEIVED} [UTC]"}
 _FIXED: Final = frozenset({*_FIRST, MORE})
 #: Before a field whose name another column has.
 PREFIX: Final = "data."
@@ -118,11 +120,12 @@ class Table:
             values, more = self._values(row)
             cells = ",".join(map(_cell, values))
             rest = quoted(_encode(more).decode()) if more else ""
-            lines.append(f"{utc(row.ts)},{utc(row.cts)},{about[row.device]},{cells}{',' if values else ''}{rest}\n")
+            times = f"{utc(row.ts)[:-1]},{utc(row.cts)[:-1]}"
+            lines.append(f"{times},{about[row.device]},{cells}{',' if values else ''}{rest}\n")
         return "".join(lines).encode()
 
     def csv_header(self) -> bytes:
-        headers = (*_FIRST, *(column.header for column in self.columns), MORE)
+        headers = (*(IN_UTC.get(name, name) for name in _FIRST), *(column.header for column in self.columns), MORE)
         return f"{','.join(map(text_cell, headers))}\n".encode()
 
     def json_lines(self, rows: Iterable[MessageRow]) -> bytes:

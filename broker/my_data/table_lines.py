@@ -10,7 +10,7 @@ import msgspec
 
 from broker.device_types.manifest import Manifest
 from broker.errors import BadRequest, Finding, ValidationFailed, invalid
-from broker.export.tables import DEVICE, MORE, RECEIVED, SDID, TIME, Column, columns_of, plain_text
+from broker.export.tables import DEVICE, IN_UTC, MORE, RECEIVED, SDID, TIME, Column, columns_of, plain_text
 from broker.my_data.csv_lines import Cell
 from broker.nesting import check_nesting
 
@@ -43,6 +43,7 @@ class TableHeader:
     def __init__(self, cells: Sequence[Cell], manifests: Sequence[tuple[int, Manifest]], *, needs_sdid: bool) -> None:
         """Raises ValidationFailed with a finding for each wrong column."""
         known: dict[str, Column | str] = {name: name for name in (TIME, RECEIVED, SDID, DEVICE, MORE)}
+        known |= {header: name for name, header in IN_UTC.items()}
         for one in columns_of(manifests):
             known |= {one.name: one, one.header: one}
         names = [plain_text(cell.text.strip()) for cell in cells]

@@ -72,18 +72,23 @@ async def test_a_table_of_each_type_and_its_readers(
         assert [(one["name"], one["messages"], one["sdtid"]) for one in about["files"]] == [(name, 4, LIGHT_TYPE)]
         found[format_] = tmp_path / f"light.{format_}"
         found[format_].write_bytes(files[name])
-    assert found["csv"].read_text().split("\n")[:3] == [
-        "time,received,sdid,device,state,intensity,temperature,text,colorRGB.r,colorRGB.g,colorRGB.b,samples,more",
-        f"2017-07-14T02:40:00.000Z,{utc(NOW_MS)},{KITCHEN},Kitchen light,true,7,20.0,a,,,,,",
-        f'2017-07-14T02:40:00.001Z,{utc(NOW_MS)},{HALL},Hall light,,,-0.5,\'=1+1,,,,"[1.0,2.5]",',
+    head, *lines = found["csv"].read_text().split("\n")
+    assert head == (
+        "time [UTC],received [UTC],sdid,device,state,intensity,temperature,text,"
+        "colorRGB.r,colorRGB.g,colorRGB.b,samples,more"
+    )
+    assert lines[:2] == [
+        f"2017-07-14T02:40:00.000,{utc(NOW_MS)[:-1]},{KITCHEN},Kitchen light,true,7,20.0,a,,,,,",
+        f'2017-07-14T02:40:00.001,{utc(NOW_MS)[:-1]},{HALL},Hall light,,,-0.5,\'=1+1,,,,"[1.0,2.5]",',
     ]
     read_with_pandas(found)
     read_with_duckdb(found)
 
 
 def read_with_pandas(found: dict[str, Path]) -> None:
+    table = pd.read_csv(found["csv"], parse_dates=["time [UTC]", "received [UTC]"])
     frames = [
-        pd.read_csv(found["csv"], parse_dates=["time", "received"]),
+        table.assign(time=table["time [UTC]"].dt.tz_localize("UTC")),
         pd.read_json(found["jsonl"], lines=True),
         pd.read_parquet(found["parquet"]),
     ]
@@ -101,12 +106,13 @@ def read_with_pandas(found: dict[str, Path]) -> None:
 def read_with_duckdb(found: dict[str, Path]) -> None:
     with duckdb.connect() as db:
         for path in found.values():
-            db.execute(f"CREATE OR REPLACE VIEW light AS SELECT * FROM '{path}'")  # noqa: S608 - a path of the test
+            time = '"time [UTC]" AS time, *' if path.suffix == ".csv" else "*"
+            db.execute(f"CREATE OR REPLACE VIEW light AS SELECT {time} FROM '{path}'")  # noqa: S608 - a path of the test
             wanted = "SELECT typeof(time), typeof(state), typeof(intensity), typeof(temperature) FROM light"
-            time, state, integer, number = db.execute(wanted).fetchone() or ()
-            assert str(time).startswith("TIMESTAMP")
+            shown, state, integer, number = db.execute(wanted).fetchone() or ()
+            assert str(shown).startswith("TIMESTAMP")
             assert (state, integer, number) == ("BOOLEAN", "BIGINT", "DOUBLE")
-            wanted = "SELECT device, epoch_ms(time::TIMESTAMPTZ), state, temperature FROM light ORDER BY time"
+            wanted = "SELECT device, epoch_ms(time), state, temperature FROM light ORDER BY time"
             assert db.execute(wanted).fetchall()[:2] == [
                 ("Kitchen light", EARLY, True, 20.0),
                 ("Hall light", EARLY + 1, None, -0.5),
