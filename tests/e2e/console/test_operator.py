@@ -79,12 +79,13 @@ def test_others_are_told_that_a_page_is_not_for_them(chromium: Chromium, site: S
 
 def test_a_lost_connection_is_shown_and_comes_back(ada: User, site: Site) -> None:
     go(ada, "/operator")
-    ada.sees("Runs since", "#page")
+    ada.sees("Runs since", "#page")  # it still waits for the doctor, which answers 503 when the daemon ends
     site.daemon.stop()
     ada.sees("No connection to the server", "#connection")
     site.start()
     ada.sees_no("No connection", "#connection")
     ada.sees("listens", '[aria-label="Listeners"]')
+    ada.sees("disk", "#doctor")
     expected = ("401", "503", "ERR_CONNECTION", "ERR_EMPTY_RESPONSE")  # 503: of the daemon that ends
     complaints = ada.browser.traffic().complaints
     assert [one for one in complaints if not any(part in one for part in expected)] == []

@@ -46,12 +46,12 @@ export class Refused extends Error {
 
 const lost = new Set();
 
-export function reachable(who, yes) {
+export function reachable(who, yes, text = _("No connection to the server. Trying again…")) {
   if (yes) lost.delete(who); else lost.add(who);
   const bar = document.getElementById("connection");
   bar.hidden = lost.size === 0;
   if (lost.size === 0) bar.textContent = "";
-  else if (!bar.textContent) bar.textContent = _("No connection to the server. Trying again…");
+  else if (!yes && bar.textContent !== text) bar.textContent = text;
 }
 
 export function accessToken(fresh = false) {
@@ -97,19 +97,23 @@ function outdated() {
   document.getElementById("content").prepend(note);
 }
 
-// Repeated while the server cannot be reached
+// Repeated while the server cannot be reached, or says that it cannot answer now: it starts, ends, or waits for its store
 async function patiently(who, send, attempts = Infinity) {
   for (let attempt = 0; ; attempt += 1) {
+    const isLast = attempt + 1 >= attempts;
     try {
       const answer = await send();
-      reachable(who, true);
-      if (attempt > 0) goodUntil = 0;  // the service was away: the next token tells its version
-      return answer;
+      if (answer.status !== 503 || isLast) {
+        reachable(who, true);
+        if (attempt > 0) goodUntil = 0;  // the service was away: the next token tells its version
+        return answer;
+      }
+      reachable(who, false, _("The server cannot answer now. Trying again…"));
     } catch (error) {
-      if (attempt + 1 >= attempts) throw error;
+      if (isLast) throw error;
       reachable(who, false);
-      await new Promise((resolve) => setTimeout(resolve, Math.min(8000, 500 * 2 ** attempt)));
     }
+    await new Promise((resolve) => setTimeout(resolve, Math.min(8000, 500 * 2 ** attempt)));
   }
 }
 

@@ -168,6 +168,20 @@ export function follow(work, ms, feed) {
   return end;
 }
 
+// Does `work` once; where it fails, once more after a while, and the rest of the page stays.
+export async function persist(work, ms) {
+  try {
+    await work();
+  } catch (error) {
+    if (!(error instanceof Refused) && !(error instanceof TypeError)) throw error;
+    if (error.status === 403) throw error;
+    follow(async () => {
+      await work();
+      return false;
+    }, ms);
+  }
+}
+
 const MOST = 10000;
 
 // All items of a paged list, at most 10,000. `onMore` gets the items so far, and a note of the missing ones.

@@ -1,7 +1,7 @@
 // The state of the service: the first questions of an incident, answered without a shell.
 
 import { get, done, attempt } from "./api.js";
-import { badge, box, button, figures, follow, page, sameCommand, show } from "./dash.js";
+import { badge, box, button, figures, follow, page, persist, sameCommand, show } from "./dash.js";
 import { Chart } from "./chart.js";
 import { fileSize, fill, fullTime, h, heads, saveFile, shown, time, whole } from "./dom.js";
 import { _, plural } from "./texts.js";
@@ -207,7 +207,7 @@ async function load() {
 await show(async () => {
   await load();
   follow(load, AGAIN_MS);
-  await day();
+  await persist(day, AGAIN_MS);
   follow(day, 60000);
-  await examine();
+  await persist(examine, AGAIN_MS);
 });
