@@ -103,8 +103,10 @@ def test_what_happened_before_a_rule_is_named_so_and_no_entry_stands_twice(ada: 
     ada.open(f"/rules/{rule}")
     ada.sees("running", "#standing")
     assert ada.browser.texts("#standing .badge.good") == ["running"]
+    ada.sees("Nothing to explain yet", "#now")
     ada.click("The last hour")
     ada.eventually(lambda: len(entries(ada)) == 2)
+    ada.sees_no("Nothing to explain yet", "#now")
     for entry in entries(ada):
         assert "would have triggered" in entry
         assert "from before the rule" in entry

@@ -494,6 +494,33 @@ def test_a_subscription_is_made_and_deleted(ada: User, site: Site) -> None:
     ada.sees_no("Lights for the archive", "#page table")
 
 
+def test_a_subscription_to_alarms_is_made(ada: User, site: Site) -> None:
+    ada.open("")
+    (acme,) = site.of_ada("GET", "/developer/organizations")["data"]["organizations"]
+    applications = site.of_ada("GET", f"/developer/organizations/{acme['id']}/applications")["data"]
+    (dashboard,) = [one for one in applications if one["name"] == "Dashboard"]
+    path = f"/developer/applications/{dashboard['id']}"
+    site.of_ada_at_the_console(ada, "PUT", path, {"redirectUris": ["http://localhost/"]})  # callbacks have its domain
+    go(ada, "/developer/subscriptions")
+    ada.sees("New subscription")
+    pick(ada, "receiver", "Into a cloud stream")
+    pick(ada, "application", "Dashboard")
+    pick(ada, "source", "Alarms of the application's rules")
+    assert ada.browser.count("[name=cloudRegion]:enabled") == 0  # alarms go to callbacks only
+    write(ada, "callbackUrl", "http://localhost:9/alarms")
+    write(ada, "description", "Alarms for the shift")
+    ada.click("Create the subscription")
+    ada.sees("waits for its callback")
+    ada.browser.leaving(lambda: ada.click("Alarms for the shift"))
+    ada.sees("Alarms", "#page dl")
+    made = site.of_ada("GET", f"/subscriptions/{ada.browser.url.split('/')[-1]}")["data"]
+    assert (made["uid"], made["messageType"], made["callbackUrl"]) == (ADA, "alarm", "http://localhost:9/alarms")
+    ada.click("Delete")
+    ada.browser.leaving(lambda: ada.click("Delete it"))
+    ada.sees("New subscription")
+    site.of_ada_at_the_console(ada, "PUT", path, {"redirectUris": dashboard["redirectUris"]})
+
+
 def pick(user: User, name: str, words: str) -> None:
     user.browser.choose(f"[name={name}]", words)
 

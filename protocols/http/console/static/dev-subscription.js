@@ -72,7 +72,7 @@ async function standing() {
   const one = { ...data, problem: known?.problem };
   title(one.description || one.callbackUrl || one.subscriptionType);
   fill(parts.standing, h("dl", { class: "facts" }, h("dt", {}, _("Status")), h("dd", {}, badge(stateOf(one).toLowerCase().replaceAll("_", " "), KINDS[stateOf(one)] ?? ""), one.problem ? h("div", { class: "soft" }, withNames(one.problem)) : null),
-    h("dt", {}, _("Of")), h("dd", {}, { message: _("Messages"), action: _("Actions") }[one.messageType] ?? one.messageType, ": ", ...ofWhat(one)), one.callbackUrl ? [h("dt", {}, _("Callback")), h("dd", {}, h("code", {}, one.callbackUrl))] : null,
+    h("dt", {}, _("Of")), h("dd", {}, { message: _("Messages"), action: _("Actions"), alarm: _("Alarms") }[one.messageType] ?? one.messageType, ": ", ...ofWhat(one)), one.callbackUrl ? [h("dt", {}, _("Callback")), h("dd", {}, h("code", {}, one.callbackUrl))] : null,
     h("dt", {}, _("Created")), h("dd", {}, time(one.createdOn))),
   h("p", { class: "row" }, ["ACTIVE", "PAUSED"].includes(one.status) ? button(one.status === "PAUSED" ? _("Resume") : _("Pause"), (event) => attempt(async () => {
     await call("PUT", PATH, { body: { status: one.status === "PAUSED" ? "ACTIVE" : "PAUSED" } });

@@ -10,7 +10,7 @@ import { _ } from "./texts.js";
 const KINDS = { ACTIVE: "good", SUSPENDED: "bad", FAILING: "bad" };
 const textOf = (one) => one.description || one.callbackUrl || one.subscriptionType;
 const stateOf = (one) => (one.status === "ACTIVE" && one.problem ? "FAILING" : one.status);
-const SOURCES = [["", _("Messages of all devices")], ["sdtid", _("Messages of the devices of a type")], ["sdid", _("Messages of one device")], ["ddid", _("Actions for one device")]];
+const SOURCES = [["", _("Messages of all devices")], ["sdtid", _("Messages of the devices of a type")], ["sdid", _("Messages of one device")], ["ddid", _("Actions for one device")], ["alarm", _("Alarms of the application's rules")]];
 const RECEIVERS = [["httpCallback", _("To a callback: an address of your server")], ["cloudStream", _("Into a cloud stream")]];
 const STREAM = [["cloudRegion", _("Region")], ["cloudStreamName", _("Name of the stream")], ["cloudKey", _("Id of the access key")], ["cloudSecret", _("Secret of the access key")]];
 
@@ -44,8 +44,8 @@ function creating(members, applications, devices, types, made) {
     part("others", field("uid", _("Whose devices"), "text", { placeholder: _("yours"), maxlength: 64, hint: _("Leave it empty for your own devices. Or enter the id of a user who let the application in.") })),
   ], _("Create the subscription"), async (elements) => {
     const { application, source, receiver, description } = elements;
-    const given = [source.value, ...(receiver.value === "httpCallback" ? ["callbackUrl"] : STREAM.map(([name]) => name))].filter(Boolean);
-    const body = { messageType: source.value === "ddid" ? "action" : "message", subscriptionType: receiver.value, uid: elements.uid.value.trim() || "self",
+    const given = [source.value === "alarm" ? "" : source.value, ...(receiver.value === "httpCallback" ? ["callbackUrl"] : STREAM.map(([name]) => name))].filter(Boolean);
+    const body = { messageType: { ddid: "action", alarm: "alarm" }[source.value] ?? "message", subscriptionType: receiver.value, uid: elements.uid.value.trim() || "self",
       ...Object.fromEntries(given.map((name) => [name, elements[name].value.trim()])) };
     if (description.value.trim()) body.description = description.value.trim();
     const { data } = await call("POST", `/developer/applications/${application.value}/subscriptions`, { body });
@@ -54,6 +54,10 @@ function creating(members, applications, devices, types, made) {
   });
   const change = () => {
     const { application, source, receiver } = element.elements;
+    // Alarms go to callbacks only.
+    const ofAlarms = source.value === "alarm";
+    for (const one of receiver.options) one.disabled = ofAlarms && one.value !== "httpCallback";
+    if (ofAlarms) receiver.value = "httpCallback";
     const isAdministrator = organizationOf.get(application.value)?.role === "administrator";
     showParts(element, [source.value, receiver.value, isAdministrator ? "others" : ""]);
   };

@@ -243,7 +243,8 @@ async function now() {
 function waits(data) {
   if (data.waitsFor?.length) {
     fill($("#now"), h("ul", { class: "lights" }, data.waitsFor.map((text) => h("li", {}, light(false), inWords(withoutField(text))))));
-  } else fill($("#now"), empty(_("Nothing to explain yet"), _("When a device of this rule sends a message, this shows for each condition whether it holds, and the value.")));
+  } else if ($("#why").querySelector("section")) fill($("#now"));  // the list below explains
+  else fill($("#now"), empty(_("Nothing to explain yet"), _("When a device of this rule sends a message, this shows for each condition whether it holds, and the value.")));
 }
 
 // Shows the API's times, which are in UTC, in the browser's zone.
@@ -269,6 +270,7 @@ $("#explain").addEventListener("click", (event) => attempt(async () => {
   fill($("#why"), sections.size ? [...sections.values()].map(shown) : empty(_("No message in the last hour"), _("Nothing concerned this rule.")),
     data.isComplete ? null : h("p", { class: "hint" }, _("These are the first 100.")));
   hideExplained();
+  if (explained.size === 0 && sections.size) $("#now .empty")?.remove();
 }, { button: event.target }));
 
 $("#replay").addEventListener("click", (event) => attempt(async () => {
