@@ -262,7 +262,7 @@ async def _open_rooms(
     device_management = await open_device_management(core, device_types, devices, limits, messages, wanted)
     scenes = await open_scenes(core, accounts, device_types, devices, messages, wanted)
     models = await open_models(core, accounts, devices, learner)
-    alarms = await open_alarms(core, mail, accounts, alarm_ways)
+    alarms = await open_alarms(core, mail, accounts, devices, alarm_ways)
     reason = device_management.resources.reason
     rules = await open_rules(
         core,

@@ -335,6 +335,7 @@ ALARM_APPRISE_MAX: Final = 5  # reference 12.13: addresses of one user
 ALARM_URL_CHARACTERS: Final = 500
 ALARM_LINK_HOURS: Final = 72
 ALARM_NOTICE_SECONDS: Final = 10  # that a receiver may take
+ALARM_NOTICE_HOURS: Final = 6  # that a notice waits for its receiver
 ALARM_NOTICES_A_HOUR: Final = 30  # of one user; more are told together in the next hour
 ALARM_NOTICES_WAITING: Final = 100  # of one user; more are not told on this way
 ALARM_STORM_SECONDS: Final = 60  # without another alarm that is too many, after which a storm is over

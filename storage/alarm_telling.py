@@ -31,6 +31,14 @@ class NoticeRecord(msgspec.Struct, frozen=True):
     tries: int = 0
 
 
+class NoticeHead(msgspec.Struct, frozen=True):
+    """A notice without its content."""
+
+    key: int
+    user: UserKey
+    way: str
+
+
 class AlarmTellingStore(Store):
     def of(self, user: UserKey) -> TellingRecord | None:
         row = self._db.execute("SELECT * FROM alarm_telling WHERE user = :user", {"user": user}).one()
@@ -68,15 +76,20 @@ class AlarmTellingStore(Store):
     def waiting(self, user: UserKey) -> int:
         return self._number_of("FROM alarm_notice WHERE user = :user", {"user": user})
 
-    def due_notices(self, now_ms: Milliseconds, *, of_one: int, limit: int) -> list[NoticeRecord]:
+    def due_notices(self, now_ms: Milliseconds, *, of_one: int, limit: int) -> list[NoticeHead]:
         """The oldest due notices of each user, at most `of_one`: first the oldest one of each."""
         rows = self._db.execute(
-            "SELECT key, user, way, sealed, created_on, next_on, tries FROM (SELECT *, row_number() OVER"
+            "SELECT key, user, way FROM (SELECT key, user, way, row_number() OVER"
             " (PARTITION BY user ORDER BY key) AS turn FROM alarm_notice WHERE next_on <= :now) AS due"
             " WHERE turn <= :of_one ORDER BY turn, key LIMIT :limit",
             {"now": now_ms, "of_one": of_one, "limit": limit},
         )
-        return [NoticeRecord(**dict(row)) for row in rows]
+        return [NoticeHead(**dict(row)) for row in rows]
+
+    def notice(self, key: int) -> tuple[NoticeRecord, TellingRecord | None] | None:
+        """A notice, and how its user is told now."""
+        row = self._db.execute("SELECT * FROM alarm_notice WHERE key = :key", {"key": key}).one()
+        return None if row is None else (NoticeRecord(**dict(row)), self.of(row["user"]))
 
     def next_notice(self) -> Milliseconds | None:
         row = self._db.execute("SELECT min(next_on) AS due FROM alarm_notice").one()

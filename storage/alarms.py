@@ -87,6 +87,10 @@ class AlarmStore(Store):
     def by_id(self, id_: str) -> AlarmRecord | None:
         return _one(self._db.execute(_ALARM + "m.id = :id", {"id": id_}).one())
 
+    def by_ids(self, ids: Collection[str]) -> list[AlarmRecord]:
+        given = {"ids": self._db.texts(ids)}
+        return [_alarm(row) for row in self._db.execute(f"{_ALARM}m.id IN ({self._db.texts_in('ids')})", given)]
+
     def by_key(self, key: int) -> AlarmRecord | None:
         return _one(self._db.execute(_ALARM + "m.key = :key", {"key": key}).one())
 
@@ -252,6 +256,13 @@ class AlarmStore(Store):
             "UPDATE alarm SET tell_on = CASE WHEN cleared_on IS NULL AND acknowledged_on IS NULL THEN"  # noqa: S608
             f" CAST(:next AS BIGINT) ELSE NULL END, told = told + :told WHERE key IN ({self._db.numbers_in('keys')})",
             {"next": next_on, "told": int(was_told), "keys": json.dumps(list(keys))},
+        )
+
+    def tell_again(self, owner: UserKey, now_ms: Milliseconds) -> None:
+        """An owner is to be told again of what is open and was not acknowledged."""
+        self._db.execute(
+            "UPDATE alarm SET tell_on = :now WHERE owner = :owner AND cleared_on IS NULL AND acknowledged_on IS NULL",
+            {"now": now_ms, "owner": owner},
         )
 
 

@@ -75,7 +75,9 @@ class MailStore(Store):
             {"id": message_id, "next_on": next_on, "attempts": attempts, "error": last_error},
         )
 
-    def finish(self, message_id: str, outcome: Literal["sent", "given up"], *, last_error: str | None = None) -> None:
+    def finish(
+        self, message_id: str, outcome: Literal["sent", "given up", "withdrawn"], *, last_error: str | None = None
+    ) -> None:
         """Mark the mail as finished and erase its content."""
         self._db.execute(
             "UPDATE mail SET next_on = NULL, content = NULL, outcome = :outcome,"

@@ -1,38 +1,27 @@
 """Tells users of their alarms (reference 12.13).
 
 Of the alarms that are due, one step writes the mails and notices, and when each alarm is due next, in one commit. Mails
-are sent by their queue; notices by a second worker, at least once: one that was under way when the daemon was killed is
-sent again.
+are sent by their queue, notices by `broker/alarms/notices.py`.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 import msgspec
-import structlog
 import trio
-from cryptography.fernet import InvalidToken
 
 from broker.alarms.links import AlarmLinks
-from broker.alarms.ways import (
-    SEVERITIES,
-    AlarmNotice,
-    AlarmWays,
-    NotToldError,
-    Telling,
-    check_telling,
-    is_allowed,
-    quiet_until,
-)
+from broker.alarms.readers import AlarmReaders
+from broker.alarms.telling_settings import TellingSettings
+from broker.alarms.ways import SEVERITIES, AlarmNotice, Telling, quiet_until
 from broker.clock import Clock
 from broker.errors import Conflict, ValidationFailed
 from broker.loops import Loop, Wakeup
 from broker.mail import AlarmMail, Mails
 from broker.secrets import Vault
-from broker.trace.audit import AuditEvent, note
 from config.limits import ALARM_NOTICES_A_HOUR, ALARM_NOTICES_WAITING
 from storage.alarm_telling import NoticeRecord, TellingRecord
 from storage.alarms import AlarmRecord
@@ -48,81 +37,40 @@ _TIMES: Final = 100  # told of one alarm
 _LOOK_SECONDS: Final = 30.0  # the wall clock may be set
 _RETRY_SECONDS: Final = 5.0
 _HOUR_MS: Final = 3_600_000
-#: After a try that failed; the notice is given up after the last one.
-_AGAIN_SECONDS: Final = (10, 60, 300, 900, 3_600)
-_AT_ONCE: Final = 8
-_OF_ONE: Final = 2
 _TITLES: Final = {"info": "Info", "warning": "Warning", "critical": "Critical"}
 NO_WAYS: Final = "No way is set on which to tell"
 
-_log = structlog.get_logger(__name__)
-_decode: Final = msgspec.json.Decoder(Telling).decode
-_decode_notice: Final = msgspec.json.Decoder(AlarmNotice).decode
-
 
 class TellingStatistics(msgspec.Struct, frozen=True):
-    """Since the start, by this node. `told`: alarms; the others are notices."""
+    """Alarms that were told since the start, by this node."""
 
     told: int
-    sent: int
-    failed: int
-    given_up: int
-
-
-class ShownTelling(msgspec.Struct, frozen=True):
-    telling: Telling
-    problem: str
-    problem_on: Milliseconds | None
 
 
 @dataclass(eq=False)
 class AlarmTelling:
+    """`wakeup`: alarms may be due. `notices_wait` wakes the sender of notices."""
+
     _database: Database
     _clock: Clock
     _vault: Vault
     _mails: Mails
     _links: AlarmLinks
+    _settings: TellingSettings
+    _readers: AlarmReaders
     _lease: Holder
     _wakeup: Wakeup
-    _schemes: tuple[str, ...]
-    _ways: AlarmWays | None = None
+    _notices_wait: Wakeup
 
     def __post_init__(self) -> None:
-        self._notices_wait = Wakeup()
         self._hour = 0
         self._in_hour = Counter[UserKey]()
-        self._told = self._sent = self._failed = self._given_up = 0
-
-    # The settings
-
-    @property
-    def schemes(self) -> tuple[str, ...]:
-        """The ways of Apprise that users may choose."""
-        return self._schemes if self._ways is not None and self._ways.has_apprise else ()
-
-    async def show(self, user: UserKey) -> ShownTelling:
-        record = await self._database.read(lambda tx: tx.alarm_telling.of(user))
-        if record is None:
-            return ShownTelling(Telling(), "", None)
-        return ShownTelling(self._opened(record), record.problem, record.problem_on)
-
-    async def put(self, user: UserRecord, wanted: Telling) -> ShownTelling:
-        """Raises ValidationFailed."""
-        check_telling(wanted, self.schemes)
-        now_ms = self._clock.now_ms()
-        sealed = self._vault.seal(msgspec.json.encode(wanted).decode())
-
-        def work(tx: Transaction) -> None:
-            tx.alarm_telling.put(TellingRecord(user.key, sealed, now_ms))
-            note(tx, AuditEvent.ALARM_TELLING_CHANGED, f"user {user.id}", now_ms=now_ms)
-
-        await self._database.write(work)
-        return ShownTelling(wanted, "", None)
+        self._told = 0
 
     async def test(self, user: UserRecord) -> None:
         """Tell once, on all ways, that this is how it comes. Raises Conflict."""
         record = await self._database.read(lambda tx: tx.alarm_telling.of(user.key))
-        telling = Telling() if record is None else self._opened(record)
+        telling = self._settings.opened(record)
         if not telling.has_ways or not self._room(user.key):
             raise Conflict(NO_WAYS if not telling.has_ways else "Too many notices in an hour")
         self._in_hour[user.key] += 1
@@ -130,12 +78,6 @@ class AlarmTelling:
         now_ms = self._clock.now_ms()
         await self._database.write(lambda tx: self._write(tx, user, telling, notice, now_ms))
         self._notices_wait.set()
-
-    def _opened(self, record: TellingRecord) -> Telling:
-        try:
-            return _decode(self._vault.open(record.sealed))
-        except (InvalidToken, msgspec.DecodeError):  # another key has sealed it
-            return Telling()
 
     # Alarms that are due
 
@@ -162,7 +104,10 @@ class AlarmTelling:
         of_users: dict[UserKey, list[AlarmRecord]] = {}
         for alarm in due:
             of_users.setdefault(alarm.owner, []).append(alarm)
-        plans = [self._plan(users.get(key), tellings.get(key), some, now_ms) for key, some in of_users.items()]
+        unreadable = await self._readers.unreadable(due)
+        plans = [
+            self._plan(users.get(key), tellings.get(key), some, unreadable, now_ms) for key, some in of_users.items()
+        ]
 
         def work(tx: Transaction) -> int:
             return sum(self._carry_out(tx, plan, now_ms) for plan in plans)
@@ -172,12 +117,18 @@ class AlarmTelling:
         return len(due) == _DUE_AT_ONCE
 
     def _plan(
-        self, user: UserRecord | None, record: TellingRecord | None, alarms: Sequence[AlarmRecord], now_ms: Milliseconds
+        self,
+        user: UserRecord | None,
+        record: TellingRecord | None,
+        alarms: Sequence[AlarmRecord],
+        unreadable: Collection[str],
+        now_ms: Milliseconds,
     ) -> "_Plan":
-        telling = Telling() if record is None else self._opened(record)
+        telling = self._settings.opened(record)
         plan = _Plan(user, telling)
         for alarm in alarms:
-            if user is None or not telling.is_told_of(alarm.severity) or alarm.told >= _TIMES:
+            is_told = telling.is_told_of(alarm.severity) and alarm.told < _TIMES and alarm.id not in unreadable
+            if user is None or not is_told:
                 plan.later.append((alarm.key, None))
             elif (until := quiet_until(telling.quiet, alarm.severity, now_ms)) is not None:
                 plan.later.append((alarm.key, until))
@@ -225,12 +176,13 @@ class AlarmTelling:
         lines = [f"{_TITLES[one.severity]}: {one.text}" for one in alarms[:_LISTED]]
         if len(alarms) > _LISTED:
             lines.append(f"and {len(alarms) - _LISTED} more")
-        return [AlarmNotice(f"{len(alarms)} alarms", "\n".join(lines), worst.severity)]
+        listed = tuple(one.id for one in alarms[:_LISTED])
+        return [AlarmNotice(f"{len(alarms)} alarms", "\n".join(lines), worst.severity, alarms=listed)]
 
     def _notice(self, alarm: AlarmRecord) -> AlarmNotice:
         title = f"{_TITLES[alarm.severity]}: {alarm.rule_name}"
         text = alarm.text if alarm.count == 1 else f"{alarm.text} ({alarm.count} times)"
-        return AlarmNotice(title, text, alarm.severity, self._links.link(alarm.id))
+        return AlarmNotice(title, text, alarm.severity, self._links.link(alarm.id), (alarm.id,))
 
     def _write(
         self, tx: Transaction, user: UserRecord, telling: Telling, notice: AlarmNotice, now_ms: Milliseconds
@@ -239,7 +191,8 @@ class AlarmTelling:
         if telling.mail and user.email:
             mail = AlarmMail(title=notice.title, text=notice.text, address=notice.link)
             try:
-                if not self._mails.add(tx, self._mails.compose(user.email, mail, cause=f"user {user.id}")):
+                letter = self._mails.compose(user.email, mail, cause=f"user {user.id}", about=notice.alarms)
+                if not self._mails.add(tx, letter):
                     tx.alarm_telling.note_problem(user.key, "mail: too many mails wait", now_ms)
             except ValidationFailed as error:  # no address that a mail can be sent to
                 tx.alarm_telling.note_problem(user.key, str(error), now_ms)
@@ -248,74 +201,24 @@ class AlarmTelling:
                 sealed = self._vault.seal(msgspec.json.encode(notice).decode())
                 tx.alarm_telling.add_notice(NoticeRecord(0, user.key, way, sealed, now_ms, now_ms))
 
-    # Notices
+    # Mails that wait
 
-    async def send_forever(
-        self, ways: AlarmWays, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
-    ) -> None:
-        await Loop(
-            partial(self.send, ways),
-            every=_LOOK_SECONDS / 3,
-            wakeup=self._notices_wait,
-            at_once=True,
-            failure="notices_not_sent",
-            retry_seconds=_RETRY_SECONDS,
-        ).run(task_status=task_status)
-
-    async def send(self, ways: AlarmWays) -> bool:
-        """Send some notices; return whether there may be more."""
-        now_ms = self._clock.now_ms()
-        due = await self._database.read(lambda tx: tx.alarm_telling.due_notices(now_ms, of_one=_OF_ONE, limit=_AT_ONCE))
-        async with trio.open_nursery() as nursery:
-            for notice in due:
-                nursery.start_soon(self._send, ways, notice)
-        return bool(due)
-
-    async def _send(self, ways: AlarmWays, record: NoticeRecord) -> None:
-        problem, is_final = "", False
-        stored = await self._database.read(lambda tx: tx.alarm_telling.of(record.user))
-        telling = Telling() if stored is None else self._opened(stored)
-        try:
-            notice = _decode_notice(self._vault.open(record.sealed))
-            if record.way == "ntfy" and telling.ntfy is not None:
-                await ways.ntfy(telling.ntfy, notice)
-            elif record.way == "apprise" and telling.apprise:
-                # The operator may allow fewer than when they were set.
-                allowed = tuple(one for one in telling.apprise if is_allowed(one, self.schemes))
-                if len(allowed) < len(telling.apprise):
-                    problem, is_final = "the operator does not allow all of the addresses any more", True
-                if allowed:
-                    await ways.apprise(allowed, notice)
-        except (InvalidToken, msgspec.DecodeError):
-            problem, is_final = "the notice was sealed with another key", True
-        except NotToldError as error:
-            problem, is_final = str(error), error.is_final
-        except Exception as error:  # noqa: BLE001 - a bug that one notice triggers must not stop the others
-            _log.exception("alarm_notice_failed", way=record.way)
-            problem, is_final = f"{type(error).__name__} in the service", True
-        is_over = is_final or record.tries >= len(_AGAIN_SECONDS)
+    async def may_be_mailed(self, alarms: Sequence[str]) -> bool:
+        """Whether a mail about these alarms may go. If not, its user is told again of those that may be read."""
+        if await self._readers.may_read(alarms):
+            return True
         now_ms = self._clock.now_ms()
 
         def work(tx: Transaction) -> None:
-            if problem and not is_over:
-                tx.alarm_telling.retry(record.key, Milliseconds(now_ms + _AGAIN_SECONDS[record.tries] * 1000))
-            else:
-                tx.alarm_telling.drop(record.key)
-            tx.alarm_telling.note_problem(
-                record.user, f"{record.way}: {problem}" if problem else "", now_ms if problem else None
-            )
+            for owner in {alarm.owner for alarm in tx.alarms.by_ids(alarms)}:
+                tx.alarms.tell_again(owner, now_ms)
 
         await self._database.write_own(self._lease, work)
-        if not problem:
-            self._sent += 1
-        elif is_over:
-            self._given_up += 1
-            _log.warning("alarm_notice_given_up", way=record.way, problem=problem)
-        else:
-            self._failed += 1
+        self._wakeup.set()
+        return False
 
     def statistics(self) -> TellingStatistics:
-        return TellingStatistics(self._told, self._sent, self._failed, self._given_up)
+        return TellingStatistics(self._told)
 
 
 class _Plan:

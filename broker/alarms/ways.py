@@ -28,12 +28,13 @@ class NotToldError(Exception):
 
 
 class AlarmNotice(msgspec.Struct, frozen=True):
-    """`link` leads to the page that acknowledges; empty without one."""
+    """`link` leads to the page that acknowledges; empty without one. `alarms`: the ids of those whose texts it has."""
 
     title: str
     text: str
     severity: str
     link: str = ""
+    alarms: tuple[str, ...] = ()
 
 
 class Ntfy(msgspec.Struct, frozen=True):

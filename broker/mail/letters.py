@@ -33,6 +33,7 @@ class _Content(msgspec.Struct, array_like=True):
     text: str
     mails: int = 1  # that were put together: the subject is that of the first one
     to: str = ""  # the recipient as it was written; the queue has the form in which addresses are compared
+    about: tuple[str, ...] = ()  # the objects whose texts it has
 
 
 _decode_content = msgspec.json.Decoder(_Content).decode
@@ -54,13 +55,14 @@ class Letters:
         self._sender = sender
         self._links = links
 
-    def compose(self, to: str, mail: Mail, *, cause: str) -> Letter:
+    def compose(self, to: str, mail: Mail, *, cause: str, about: tuple[str, ...] = ()) -> Letter:
         """Check, render and seal a mail.
 
         Args:
             to: one plain e-mail address.
             mail: the content.
             cause: who or what causes the mail (a user's id, a device's id, an IP address); rates are counted for it.
+            about: the ids of the objects whose texts it has, which are looked at before it is sent.
 
         Raises:
             ValidationFailed: `to` is no address, the subject has line breaks, or the subject or the text is too long.
@@ -82,7 +84,7 @@ class Letters:
             kind=mail.kind,
             recipient=folded_address(recipient),
             cause=cause,
-            content=self._seal(_Content(subject, text, to=recipient)),
+            content=self._seal(_Content(subject, text, to=recipient, about=about)),
             created_on=now_ms,
             next_on=now_ms,
         )
@@ -101,7 +103,14 @@ class Letters:
         text = before.text + _BETWEEN + new.text
         if len(text) > TEXT_CHARACTERS or before.mails >= _TOGETHER_MAX:
             return None
-        return self._seal(_Content(before.subject, text, before.mails + 1, before.to))
+        return self._seal(_Content(before.subject, text, before.mails + 1, before.to, before.about + new.about))
+
+    def about(self, mail: MailRecord) -> tuple[str, ...]:
+        """The ids that `compose` got; none when its content cannot be read."""
+        try:
+            return _decode_content(self._vault.open(mail.content or b"")).about
+        except InvalidToken:
+            return ()
 
     def outgoing(self, mail: MailRecord) -> OutgoingMail:
         """The message of a queued mail. Raises MailRejected when its content cannot be read."""

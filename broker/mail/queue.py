@@ -12,7 +12,7 @@ Beyond the rates of its recipient and its cause, a mail of most kinds is not ref
 the rates allow it, and the mails of the same kind, recipient and cause that come until then are put into it.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -86,6 +86,7 @@ class Mails:
         self._wakeup = Wakeup()
         self._transport: MailTransport | None = None
         self._sending = trio.Lock()  # one mail is with the transport
+        self._asked: dict[str, Callable[[Sequence[str]], Awaitable[bool]]] = {}
         self._outage = 0  # attempts in a row that did not reach the server
         self._paused_until = 0.0
         self._unsaved = Outage("mail_outcome_not_saved")
@@ -110,9 +111,13 @@ class Mails:
         letter = self.compose(to, mail, cause=cause)
         return await self._database.write(lambda tx: self.add(tx, letter))
 
-    def compose(self, to: str, mail: Mail, *, cause: str) -> Letter:
+    def compose(self, to: str, mail: Mail, *, cause: str, about: tuple[str, ...] = ()) -> Letter:
         """Check and render a mail for `add`; arguments and errors are those of `Letters.compose`."""
-        return self._letters.compose(to, mail, cause=cause)
+        return self._letters.compose(to, mail, cause=cause, about=about)
+
+    def ask_before(self, kind: str, may_go: Callable[[Sequence[str]], Awaitable[bool]]) -> None:
+        """Before a mail of this kind is sent, `may_go` is asked about the objects whose texts it has."""
+        self._asked[kind] = may_go
 
     def add(self, tx: Transaction, letter: Letter) -> bool:
         """Queue a composed mail in the transaction of its cause, on any thread.
@@ -223,6 +228,11 @@ class Mails:
     async def _attempt(self, transport: MailTransport, mail: MailRecord) -> None:
         log = _log.bind(message_id=mail.message_id, kind=mail.kind)
         try:
+            may_go = self._asked.get(mail.kind)
+            if may_go is not None and (about := self._letters.about(mail)) and not await may_go(about):
+                await self._save(lambda tx: tx.mails.finish(mail.message_id, "withdrawn"))
+                log.info("mail_withdrawn")
+                return
             await transport.deliver(self._letters.outgoing(mail))
         except MailServerUnavailable as error:
             await self._server_unavailable(mail, str(error))

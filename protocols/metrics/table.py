@@ -397,6 +397,8 @@ BROKER: Final[Mapping[str, Part]] = {
     },
     "alarms told": {
         "told": _total("alarms_told", "Alarms that their users were told of."),
+    },
+    "alarm notices": {
         "sent": _total("alarm_notices", _NOTICES, outcome="sent"),
         "failed": _total("alarm_notices", _NOTICES, outcome="failed"),
         "given_up": _total("alarm_notices", _NOTICES, outcome="given up"),

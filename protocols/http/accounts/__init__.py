@@ -79,7 +79,7 @@ def install_accounts(
         reset_blueprint(accounts.resets, accounts.claims, browsers),
         accept_share_blueprint(rooms.devices.shares, browsers),
         accept_label_blueprint(rooms.devices.labels, browsers),
-        alarm_blueprint(rooms.alarms.alarms, rooms.alarms.links),
+        alarm_blueprint(rooms.alarms.alarms, rooms.alarms.links, rooms.alarms.readers),
         upgrade_blueprint(rooms.monetization.payments),
         accept_trial_blueprint(rooms.trials.invitations, browsers),
         external_blueprint(flow, provider_redirects, accounts.external, accounts.sessions, browsers),

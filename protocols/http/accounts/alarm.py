@@ -4,6 +4,7 @@ from quart import Blueprint, Response
 
 from broker.alarms.alarms import AlarmBook
 from broker.alarms.links import AlarmLinks
+from broker.alarms.readers import AlarmReaders
 from broker.errors import Conflict, NotFound
 from protocols.http.accounts.forms import FormData
 from protocols.http.accounts.pages import notice, pages_blueprint, render_page
@@ -13,7 +14,7 @@ from storage.alarms import AlarmRecord
 _BY = "link"
 
 
-def alarm_blueprint(alarms: AlarmBook, links: AlarmLinks) -> Blueprint:
+def alarm_blueprint(alarms: AlarmBook, links: AlarmLinks, readers: AlarmReaders) -> Blueprint:
     routes = pages_blueprint("alarm")
 
     async def _behind(code: str) -> AlarmRecord | None:
@@ -34,7 +35,9 @@ def alarm_blueprint(alarms: AlarmBook, links: AlarmLinks) -> Blueprint:
             return _over()
         if alarm.cleared_on is not None or alarm.acknowledged_on is not None:
             return _done(alarm)
-        return render_page("alarm.html", alarm=alarm, code=code)
+        # The text may have values of a device that its owner may not read any more.
+        text = alarm.text if await readers.may_read((alarm.id,)) else ""
+        return render_page("alarm.html", alarm=alarm, text=text, code=code)
 
     @routes.post("/alarm")
     async def acknowledge() -> Response:

@@ -7,7 +7,8 @@ from msgspec import UNSET, Meta, UnsetType
 from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
 from broker.alarms.room import AlarmsRoom
-from broker.alarms.telling import NO_WAYS, ShownTelling
+from broker.alarms.telling import NO_WAYS
+from broker.alarms.telling_settings import ShownTelling
 from broker.alarms.ways import SEVERITIES, Ntfy, QuietHours, Telling
 from config.limits import ALARM_APPRISE_MAX, ALARM_NOTICES_A_HOUR, ALARM_URL_CHARACTERS
 from protocols.http.calls import USER, Chapter, RestCall, RestCalls
@@ -95,6 +96,7 @@ class AlarmTellingCalls(RestCalls):
     def __init__(self, accounts: AccountsRoom, alarms: AlarmsRoom) -> None:
         self._users = accounts.users
         self._permissions = accounts.permissions
+        self._settings = alarms.settings
         self._telling = alarms.telling
 
     async def _own(self, caller: Caller, uid: str) -> UserRecord:
@@ -107,7 +109,7 @@ class AlarmTellingCalls(RestCalls):
         "GET", _PATH, tokens=USER, on=_own, summary="How a user is told of alarms", about="Needs WRITE on the profile."
     )
     async def show(self, user: UserRecord) -> Data[TellingObject]:
-        return Data(_object(await self._telling.show(user.key), self._telling.schemes))
+        return Data(_object(await self._settings.show(user.key), self._settings.schemes))
 
     @RestCall(
         "PUT",
@@ -118,7 +120,7 @@ class AlarmTellingCalls(RestCalls):
         about="The setting is replaced, but for secrets that are left out. Needs WRITE on the profile.",
     )
     async def put(self, user: UserRecord, body: TellingBody) -> Data[TellingObject]:
-        known = (await self._telling.show(user.key)).telling
+        known = (await self._settings.show(user.key)).telling
         ntfy = None
         if body.ntfy is not None:
             token = body.ntfy.token
@@ -136,7 +138,7 @@ class AlarmTellingCalls(RestCalls):
             quiet,
             body.again_minutes,
         )
-        return Data(_object(await self._telling.put(user, wanted), self._telling.schemes))
+        return Data(_object(await self._settings.put(user, wanted), self._settings.schemes))
 
     @RestCall(
         "POST",
@@ -149,7 +151,7 @@ class AlarmTellingCalls(RestCalls):
     )
     async def test(self, user: UserRecord) -> Data[TellingObject]:
         await self._telling.test(user)
-        return Data(_object(await self._telling.show(user.key), self._telling.schemes))
+        return Data(_object(await self._settings.show(user.key), self._settings.schemes))
 
 
 def _object(shown: ShownTelling, schemes: tuple[str, ...]) -> TellingObject:

@@ -64,7 +64,7 @@ async def give_everything(services: Services, world: World, user: UserRecord) ->
     await _watch(services, caller, user, device.id)
     scene = {"name": "Evening", "actions": [{"ddid": device.id, "action": "setOn"}]}
     await services.scenes.scenes.create(caller, scene)
-    await services.alarms.telling.put(user, Telling(ntfy=Ntfy("https://ntfy.example.org/stranger")))
+    await services.alarms.settings.put(user, Telling(ntfy=Ntfy("https://ntfy.example.org/stranger")))
     await services.alarms.telling.test(user)
     await services.trials.trials.create(caller, NewTrial("Trial", None))
     shares = [{"device": KITCHEN, "with": user.id}, {"device": device.id, "with": BOB}]

@@ -2,22 +2,28 @@
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import pytest
+import trio
 from trio.testing import wait_all_tasks_blocked
 
 from broker.alarms.links import AlarmLinks
 from broker.alarms.ways import AlarmNotice, NotToldError, Ntfy, QuietHours, Telling, quiet_until
 from broker.errors import Conflict, ValidationFailed
+from broker.mail import OutgoingMail
 from broker.secrets import Vault
 from broker.services import Services
-from config.limits import ALARM_LINK_HOURS, ALARM_NOTICES_A_HOUR
+from config.limits import ALARM_LINK_HOURS, ALARM_NOTICE_HOURS, ALARM_NOTICES_A_HOUR
+from storage.database import Transaction
 from storage.keys import Milliseconds
+from storage.records import UserRecord
 from tests.broker.alarms.test_life import alarms, ringing
 from tests.broker.rules.home import Home, when
 from tests.builders import ServicesOpener
-from tests.factories import ADA, LIGHT_TYPE, NOW_MS, build_world
+from tests.factories import ADA, BOBS, LIGHT_TYPE, NOW_MS, build_world
 from tests.fakes import FakeClock
 
 NTFY: Final = Ntfy("https://ntfy.example.org/topic", "tk_secret")
@@ -26,14 +32,20 @@ _MINUTE_MS: Final = 60_000
 
 @dataclass
 class FakeWays:
-    """Keeps notices. `fails` says, for the next ones, what is wrong."""
+    """Keeps notices. `fails` says, for the next ones, what is wrong; `waits`: by host, what a server waits for."""
 
     has_apprise: bool = True
     told: list[tuple[str, AlarmNotice]] = field(default_factory=list)
     fails: list[NotToldError] = field(default_factory=list)
+    waits: dict[str, trio.Event] = field(default_factory=dict)
+    under_way: int = 0
 
     async def ntfy(self, way: Ntfy, notice: AlarmNotice) -> None:
-        assert way == NTFY
+        assert way == NTFY or self.waits
+        if (event := self.waits.get(urlsplit(way.url).hostname or "")) is not None:
+            self.under_way += 1
+            await event.wait()
+            self.under_way -= 1
         self._take("ntfy", notice)
 
     async def apprise(self, urls: tuple[str, ...], notice: AlarmNotice) -> None:
@@ -43,6 +55,21 @@ class FakeWays:
         if self.fails:
             raise self.fails.pop(0)
         self.told.append((way, notice))
+
+
+class Transport:
+    """Keeps the texts of mails."""
+
+    done: Final = "mail_sent"
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    async def deliver(self, mail: OutgoingMail) -> None:
+        self.texts.append(mail.message.get_content())
+
+    async def forget(self, address: str, name: str) -> None:
+        """It keeps nothing that names somebody."""
 
 
 @dataclass
@@ -57,7 +84,7 @@ class World:
 
     async def wants(self, telling: Telling) -> None:
         user = await self.services.accounts.users.find(ADA)
-        await self.services.alarms.telling.put(user, telling)
+        await self.services.alarms.settings.put(user, telling)
 
     async def passes(self, minutes: float) -> None:
         """The time goes on, and the workers look."""
@@ -171,16 +198,91 @@ async def test_alarms_that_are_told_one_by_one_count_one_by_one(world: World) ->
 
 
 async def test_ways_that_the_operator_does_not_allow_any_more_are_not_used(world: World) -> None:
-    telling = world.services.alarms.telling
-    telling._schemes = ("tgram", "discord")
+    settings = world.services.alarms.settings
+    settings.schemes = ("tgram", "discord")
     await world.wants(Telling(apprise=("tgram://a/b", "discord://c/d")))
-    telling._schemes = ("tgram",)
+    settings.schemes = ("tgram",)
     await world.home.rule(ringing())
     await world.home.says({"intensity": 3})
     await world.passes(0)
     assert [way for way, _ in world.ways.told] == ["tgram://a/b"]
-    shown = await telling.show((await world.services.accounts.users.find(ADA)).key)
+    shown = await settings.show((await world.services.accounts.users.find(ADA)).key)
     assert shown.problem == "apprise: the operator does not allow all of the addresses any more"
+
+
+async def lost(services: Services, share: str) -> None:
+    await services.devices.shares.remove(share)
+    await wait_all_tasks_blocked()
+
+
+async def test_what_may_not_be_read_any_more_is_told_to_nobody(world: World) -> None:
+    """Bob ends a share while a notice and a mail wait that have the value of his device, and before they are due."""
+    services, transport = world.services, Transport()
+    await services.provisioning.apply({"shares": [{"device": BOBS, "with": ADA}]})
+    (share,), _ = await services.devices.shares.of_device(await services.devices.registry.find(BOBS), offset=0, count=1)
+    await world.wants(Telling(ntfy=NTFY, mail=True, again_minutes=5))
+    world.ways.fails = [NotToldError("the server answered 503")] * 2
+    of_bob: Any = {"concat": [{"value": "Bob has "}, {"valueFrom": {"sdid": BOBS, "field": "intensity"}}]}
+    await world.home.rule(ringing(text=of_bob))
+    await world.home.rule(ringing(text="It is dark"))
+    await world.home.says({"intensity": 77}, BOBS)
+    await world.home.says({"intensity": 3})
+    await world.passes(0)
+    waiting = await services.core.database.read(
+        lambda tx: tx.alarm_telling.due_notices(Milliseconds(2**60), of_one=9, limit=9)
+    )
+    assert len(waiting) == 2
+    assert world.told == []
+    await lost(services, share.id)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(services.mail.deliver_forever, transport)
+        await world.passes(1)
+        await world.passes(1)
+        nursery.cancel_scope.cancel()
+    # The one that may be read is told again, because both may have been in one mail.
+    assert set(world.told) == {"It is dark"}
+    assert transport.texts
+    assert not [text for text in transport.texts if "Bob has" in text]
+    user = await services.accounts.users.find(ADA)
+    assert (await services.alarms.settings.show(user.key)).problem == ""
+    told = len(world.told)
+    await world.passes(5)
+    assert world.told[told:] == ["It is dark"]
+
+
+def by_email(email: str, tx: Transaction) -> UserRecord | None:
+    return tx.accounts.user_by_email(email)
+
+
+async def test_a_server_that_does_not_answer_delays_no_others(world: World) -> None:
+    services = world.services
+    slow, crowd = trio.Event(), [f"crowd{number}@example.org" for number in range(12)]
+    await services.provisioning.apply({"users": [{"email": one} for one in crowd]})
+    world.ways.waits["slow.example.org"] = slow
+    for number, email in enumerate(crowd):
+        user = await services.core.database.read(partial(by_email, email))
+        assert user is not None
+        server = "slow.example.org" if number < 10 else "ntfy.example.org"
+        await services.alarms.settings.put(user, Telling(ntfy=Ntfy(f"https://{server}/{number}")))
+        for _ in range(5):
+            await services.alarms.telling.test(user)
+    await world.passes(0)
+    assert len(world.ways.told) == 10
+    assert world.ways.under_way == 4  # of 24 places
+    slow.set()
+    await world.passes(0)
+    assert len(world.ways.told) == 60
+
+
+async def test_a_notice_that_has_waited_for_hours_is_given_up(world: World) -> None:
+    await world.wants(Telling(ntfy=NTFY))
+    user = await world.services.accounts.users.find(ADA)
+    await world.services.alarms.telling.test(user)
+    world.clock.advance(ALARM_NOTICE_HOURS * 3_600_000)
+    await world.passes(0)
+    assert world.told == []
+    shown = await world.services.alarms.settings.show(user.key)
+    assert shown.problem == "ntfy: it has waited for 6 hours"
 
 
 async def test_a_notice_is_tried_again_and_given_up(world: World) -> None:
@@ -190,10 +292,10 @@ async def test_a_notice_is_tried_again_and_given_up(world: World) -> None:
     await world.home.says({"intensity": 3})
     await world.passes(0)
     user = await world.services.accounts.users.find(ADA)
-    assert (await world.services.alarms.telling.show(user.key)).problem == "ntfy: the server answered 503"
+    assert (await world.services.alarms.settings.show(user.key)).problem == "ntfy: the server answered 503"
     await world.passes(1)
     assert world.told == ["It is dark"]
-    assert (await world.services.alarms.telling.show(user.key)).problem == ""
+    assert (await world.services.alarms.settings.show(user.key)).problem == ""
     world.ways.fails = [NotToldError("the server answered 403", is_final=True)]
     await world.services.alarms.telling.test(user)
     await world.passes(120)

@@ -78,7 +78,9 @@ class Site:
 @contextmanager
 def running_site(folder: Path) -> Iterator[Site]:
     settings = f'[coap]\nbind = "127.0.0.1:0"\n[console]\noperators = ["{ADA_EMAIL}"]\n'
-    settings += '[outbound]\nallow_private_addresses = true\nstream_endpoint = "http://127.0.0.1:1"\n'  # nobody listens there
+    settings += (
+        '[outbound]\nallow_private_addresses = true\nstream_endpoint = "http://127.0.0.1:1"\n'  # nobody listens there
+    )
     try:
         self_test()
     except DtlsUnavailable:

@@ -37,9 +37,12 @@ async def test_values_of_another_device_are_told_for_as_long_as_it_is_shared(
     (alarm,) = (await api.get("/alarms", headers=bearer(ADA_TOKEN))).json()["data"]
     assert "77" in (alarm["text"] if where == "text" else str(alarm["conditions"]))
     assert all(one["text"] for one in alarm["conditions"])
+    link = f"/../accounts/alarm?code={services.alarms.links.code(alarm['id'])}"
+    assert alarm["text"] in (await api.get(link)).text
     (share,), _ = await services.devices.shares.of_device(bobs, offset=0, count=1)
     await services.devices.shares.remove(share.id)
     await wait_all_tasks_blocked()
     (alarm,) = (await api.get(f"/alarms?did={KITCHEN}", headers=bearer(ADA_TOKEN))).json()["data"]
     assert "text" not in alarm
     assert "conditions" not in alarm
+    assert "77" not in (await api.get(link)).text
