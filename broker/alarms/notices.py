@@ -48,9 +48,9 @@ _decode: Final = msgspec.json.Decoder(AlarmNotice).decode
 class NoticeStatistics(msgspec.Struct, frozen=True):
     """Since the start, by this node."""
 
-    sent: int
-    failed: int
-    given_up: int
+    sent: int = 0
+    failed: int = 0
+    given_up: int = 0
 
 
 class _Outcome(msgspec.Struct, frozen=True):
@@ -95,7 +95,7 @@ class NoticeSender:
                 retry_seconds=_RETRY_SECONDS,
             ).run(task_status=task_status)
 
-    # Whose turn it is
+    # The next ones
 
     async def _start(self, nursery: trio.Nursery) -> None:
         """Begin to send what there are places for: first the oldest notice of each user."""

@@ -1,4 +1,4 @@
-"""Who may read what an alarm tells (reference 12.12), which may be values of devices that its owner has lost."""
+"""An alarm may tell values of devices that its owner may not read any more (reference 12.12)."""
 
 from collections.abc import Collection
 from dataclasses import dataclass

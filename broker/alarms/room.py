@@ -5,7 +5,7 @@ import msgspec
 from broker.accounts.room import AccountsRoom
 from broker.alarms.alarms import AlarmBook
 from broker.alarms.links import AlarmLinks
-from broker.alarms.notices import NoticeSender
+from broker.alarms.notices import NoticeSender, NoticeStatistics
 from broker.alarms.readers import AlarmReaders
 from broker.alarms.telling import AlarmTelling
 from broker.alarms.telling_settings import TellingSettings
@@ -42,7 +42,9 @@ async def open_alarms(
     )
     core.life.worker("alarms told", telling.tell_forever, lease=of_mails, statistics=telling.statistics)
     mails.ask_before(AlarmMail.kind, telling.may_be_mailed)
-    if ways is not None:
+    if ways is None:
+        core.life.observe("alarm notices", NoticeStatistics)
+    else:
         sender = NoticeSender(
             core.database, core.clock, core.vault, settings, readers, of_mails, notices_wait, ways, due.set
         )

@@ -204,7 +204,7 @@ class AlarmTelling:
     # Mails that wait
 
     async def may_be_mailed(self, alarms: Sequence[str]) -> bool:
-        """Whether a mail about these alarms may go. If not, its user is told again of those that may be read."""
+        """Whether a mail about these alarms may go. If not, its user is told again of the others."""
         if await self._readers.may_read(alarms):
             return True
         now_ms = self._clock.now_ms()
