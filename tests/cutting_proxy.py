@@ -2,8 +2,8 @@
 
 import socket
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -26,6 +26,8 @@ class CuttingProxy:
         self.loses = ""
         #: Changes what the server says.
         self.rewrites: Callable[[bytes], bytes] = bytes
+        self._flows = threading.Event()
+        self._flows.set()
         #: Set when something was lost.
         self.has_lost = threading.Event()
         #: Set when the marker has come and its connection is cut.
@@ -58,6 +60,15 @@ class CuttingProxy:
             pairs, self._pairs = self._pairs, []
         for pair in pairs:
             _end(pair)
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """Until the block ends, what is sent to the server waits; nothing gets lost."""
+        self._flows.clear()
+        try:
+            yield
+        finally:
+            self._flows.set()
 
     def close(self) -> None:
         self._listener.close()
@@ -99,6 +110,7 @@ class CuttingProxy:
                         break
                     with self._lock:
                         self._swallowing.add(server)
+                self._flows.wait()
                 server.sendall(data)
         _end((client, server))
         if not self._is_answered:

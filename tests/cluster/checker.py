@@ -19,6 +19,8 @@ BUSY_SECONDS: Final = 3.0
 CHANGE_SECONDS: Final = 2.0
 #: What happens so long after a fault may be due to it: the answer of a callback was lost, and it is asked again.
 DISTURBED_SECONDS: Final = 15.0
+#: What a node acknowledges so soon after it is cut off was under way.
+UNDER_WAY_SECONDS: Final = 0.5
 #: Of the rule with a duration; and how much a time may differ that makes it due.
 DURATION_SECONDS: Final = 1.0
 UNSURE_SECONDS: Final = 0.2
@@ -344,7 +346,7 @@ def _cut_off(record: Record, _tables: Tables) -> Predicate:
             continue
         within = [one for one in record.events if one.node in span.nodes and span.begun < one.at < span.ended]
         for one in within:
-            if one.what == "acknowledged" and one.at > span.begun + 0.5:  # what was under way
+            if one.what == "acknowledged" and one.at > span.begun + UNDER_WAY_SECONDS:
                 yield f"R8: {one.node} acknowledged while it was cut off from the database ({span.name})"
         late = [one for one in within if one.what == "refused" and one.at > span.begun + record.patience + BUSY_SECONDS]
         if unexplained := [one for one in late if one.text not in {"", "503", "5.03", "closed", "nobody listens"}]:

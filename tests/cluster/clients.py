@@ -13,7 +13,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
 from socket import create_connection
@@ -243,10 +243,17 @@ class Requests(Client):
 
     def post(self, connection: http.client.HTTPConnection, body: str, token: str) -> str:
         """The mid. Raises RefusedError."""
+        self.request(connection, body, token)
+        return self.answer(connection)
+
+    def request(self, connection: http.client.HTTPConnection, body: str, token: str) -> None:
         headers = {"Authorization": f"bearer {token}", "Content-Type": "application/json"}
         ts = int((time.time() - AGO_SECONDS) * 1000)
         message = f'{{"sdid":"{device_id(self.device)}","ts":{ts},"data":{body}}}'
         connection.request("POST", "/v1.1/messages", message, headers)
+
+    def answer(self, connection: http.client.HTTPConnection) -> str:
+        """The mid. Raises RefusedError."""
         answer = connection.getresponse()
         content = answer.read()
         if answer.status != 200:
@@ -277,22 +284,11 @@ class Revoked(Requests):
         self._ended = list[str]()
 
     def talk(self, node: Node, link: int) -> None:
-        tokens = f"/v1.1/devices/{device_id(self.device)}/tokens"
-        with httpx.Client(headers=bearer(USER_TOKEN), timeout=ANSWER_SECONDS, verify=_TLS) as user:
-            try:
-                made = user.put(f"http://127.0.0.1:{node.http}{tokens}")
-                if made.status_code != 200:
-                    raise RefusedError(str(made.status_code))
-                token = made.json()["data"]["accessToken"]
-                for _ in range(3):
-                    self._use(self.chance.choice(self.nodes), token, link)
-                    self.over.wait(0.1)
-                ended = user.delete(f"http://127.0.0.1:{self.chance.choice(self.nodes).http}{tokens}")
-                if ended.status_code != 200:
-                    raise RefusedError(str(ended.status_code))
-            except httpx.HTTPError as error:
-                raise RefusedError("closed") from error
-        self.note("revoked", self.number, node, link, token)
+        token = self._made(node)
+        for _ in range(3):
+            self._use(self.chance.choice(self.nodes), token, link)
+            self.over.wait(0.1)
+        self._end(self.chance.choice(self.nodes), token, link)
         for one in self.nodes:
             with suppress(RefusedError, OSError, http.client.HTTPException):
                 self._use(one, token, link)
@@ -300,6 +296,38 @@ class Revoked(Requests):
             self._read_with(self.chance.choice(self.nodes), former)
         self._ended.append(token)
         self.over.wait(0.2)
+
+    def use_ended(self, node: Node, other: Node, hold: AbstractContextManager[None]) -> None:
+        """Use a token on a node, end it on another one while the first hears of nothing, since `hold` holds up its way
+        to the database, and use it once more there. In the test's own thread, when this one has ended."""
+        token = self._made(node)
+        self._use(node, token, 0)
+        with closing(http.client.HTTPConnection("127.0.0.1", node.http, timeout=ANSWER_SECONDS)) as connection:
+            with hold:
+                self._end(other, token, 0)
+                number, body = self.next(node, 0)
+                self.note("used", number, node, text=token)
+                self.request(connection, body, token)
+            self.answer(connection)
+            self.note("acknowledged", number, node)
+
+    def _made(self, node: Node) -> str:
+        """A new token."""
+        return str(self._ask("PUT", node)["accessToken"])
+
+    def _end(self, node: Node, token: str, link: int) -> None:
+        self._ask("DELETE", node)
+        self.note("revoked", self.number, node, link, token)
+
+    def _ask(self, method: str, node: Node) -> Any:
+        address = f"http://127.0.0.1:{node.http}/v1.1/devices/{device_id(self.device)}/tokens"
+        try:
+            answer = httpx.request(method, address, headers=bearer(USER_TOKEN), timeout=ANSWER_SECONDS, verify=_TLS)
+        except httpx.HTTPError as error:
+            raise RefusedError("closed") from error
+        if answer.status_code != 200:
+            raise RefusedError(str(answer.status_code))
+        return answer.json()["data"]
 
     def _read_with(self, node: Node, token: str) -> None:
         address = f"http://127.0.0.1:{node.http}/v1.1/devices/{device_id(self.device)}"

@@ -2,8 +2,8 @@
 
 import signal
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import Final
 
@@ -36,13 +36,21 @@ def pause(world: ClusterWorld, name: str, *, seconds: float) -> None:
 
 def cut(world: ClusterWorld, name: str, *, seconds: float) -> None:
     """The way to the database ends, and there is no new one."""
-    node = world.node()
-    proxy = world.proxies[node.name]
-    with world.fault(name, "cut", [node]):
-        proxy.is_closed = True
-        proxy.cut()
+    with cut_off(world, name, world.node()):
         time.sleep(seconds)
-    proxy.is_closed = False
+
+
+@contextmanager
+def cut_off(world: ClusterWorld, name: str, node: Node) -> Iterator[None]:
+    """The same while the block lasts."""
+    proxy = world.proxies[node.name]
+    try:
+        with world.fault(name, "cut", [node]):
+            proxy.is_closed = True
+            proxy.cut()
+            yield
+    finally:
+        proxy.is_closed = False
 
 
 def cut_all(world: ClusterWorld, name: str, *, seconds: float) -> None:

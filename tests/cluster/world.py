@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import httpx
 import psycopg
@@ -72,10 +72,12 @@ from tests.faults.machine import environment
 from tests.fork_server import FIRST
 from tests.postgresql import Server
 
+ClientKind = TypeVar("ClientKind", bound=Client)
 PATIENCE_SECONDS: Final = 3.0
 #: Whoever needs longer than this has stopped.
 WAIT_SECONDS: Final = 60.0
 _FENCED: Final = 5
+_FOR_GOOD: Final = (1_000_000, 1_000_000)  # messages
 _NODES: Final = ("a", "b", "c")
 _KINDS: Final[Sequence[type[Client]]] = (
     Paho,
@@ -225,17 +227,30 @@ class ClusterWorld:
         with environment(clock.environment if clock is not None else self._environment):
             node.begin()
 
-    def begin_again(self, *, calm: float) -> None:
-        """A new history of the same nodes, whose clients have ended."""
-        self._calm = calm
+    def begin_again(self) -> None:
+        """A new history of the same nodes, with new clients, which stay with a node as long as they can."""
+        self._end_clients()
+        for feed in self.feeds:
+            feed.over.set()
         rows, source = self._rows(), self.clients[_SOURCE]
         self._begun_behind = rows[-1].position
         self.record = self.callback.record = Record(patience=PATIENCE_SECONDS, rule=(_SOURCE, source.number + 1))
         self.record.called[_SOURCE] = source.number + 1
         self.record.once = {_KINDS.index(SessionOnce)}
         self._new_clients([client.number for client in self.clients])
+        for client in self.clients:
+            client.STAYS = _FOR_GOOD
         for one in (*self.feeds, *self.clients):
             one.start()
+
+    def _end_clients(self) -> None:
+        for client in self.clients:
+            client.over.set()
+        for client in self.clients:
+            client.join(WAIT_SECONDS)
+
+    def client(self, kind: type[ClientKind]) -> ClientKind:
+        return next(client for client in self.clients if type(client) is kind)
 
     @contextmanager
     def mutated(self, *names: str) -> Iterator[None]:
@@ -435,7 +450,7 @@ class ClusterWorld:
 
     def _states(self) -> dict[int, list[str]]:
         """Of the device in each task, by the task's number."""
-        tasks = next(client.made for client in self.clients if isinstance(client, Tasks))
+        tasks = self.client(Tasks).made
         found: dict[str, list[str]] = {task: [] for task in tasks.values()}
         for task, status in self._query(
             "SELECT t.id, h.status FROM task AS t JOIN task_history AS h ON h.task = t.key ORDER BY h.key"
@@ -455,15 +470,12 @@ class ClusterWorld:
 
     def end(self, *, patience_seconds: float = 30.0) -> Tables:
         """Have the clients end, wait for what is to come, and return what is stored."""
-        for client in self.clients:
-            client.over.set()
-        for client in self.clients:
-            client.join(WAIT_SECONDS)
+        self._end_clients()
         first = self.record.rule[1] if self.record.rule else 0
         rows = self._rows()
         due = due_effects(rows, _SOURCE, first)
         sent = {row.number for row in rows if row.device == _SOURCE and row.number >= first}
-        _patiently(lambda: Counter(number for number in self.effects() if number >= first) == due, patience_seconds)
+        patiently(lambda: Counter(number for number in self.effects() if number >= first) == due, patience_seconds)
 
         def all_came() -> bool:
             notified = {one.number for one in self.record.of("notified") if one.device == _SOURCE}
@@ -476,10 +488,10 @@ class ClusterWorld:
                 self.ask("POST", f"/subscriptions/{self._subscription}/deliveries/replay", json=replay)
             return False
 
-        _patiently(all_came, patience_seconds)
-        _patiently(lambda: all("SUCCEEDED" in states for states in self._states().values()), patience_seconds)
+        patiently(all_came, patience_seconds)
+        patiently(lambda: all("SUCCEEDED" in states for states in self._states().values()), patience_seconds)
         facts = [number for (number,) in self._query("SELECT number FROM fact ORDER BY number")]
-        _patiently(lambda: all(heard == facts[-1:] for heard in map(_heard, self.nodes)), 10)
+        patiently(lambda: all(heard == facts[-1:] for heard in map(_heard, self.nodes)), 10)
         facts = [number for (number,) in self._query("SELECT number FROM fact ORDER BY number")]
         heard = {node.name: number for node in self.nodes for number in _heard(node)}
         for feed in self.feeds:
@@ -509,7 +521,7 @@ def _heard(node: Node) -> list[int]:
     return [json.loads(done.stdout)["other nodes"]["heard"]] if done.returncode == 0 else []
 
 
-def _patiently(is_so: Callable[[], bool], seconds: float) -> None:
+def patiently(is_so: Callable[[], bool], seconds: float) -> None:
     """Wait until it is so; the checker says what is not."""
     with suppress(AssertionError):
         wait_until(is_so, "", seconds)
