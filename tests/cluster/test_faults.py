@@ -42,6 +42,7 @@ from tests.properties import IS_CI, in_ci
 
 pytestmark = [
     pytest.mark.processes,
+    pytest.mark.timeout(300),  # the first one makes the world, too, which a busy machine takes a minute for
     # paho leaves its pair of sockets to the garbage collector, and clients their connection to a node without answers.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
