@@ -138,8 +138,10 @@ class ManagementEngine:
 
     async def observation_of(self, device: Device) -> ObservationSettings:
         found = await self._configurations.of(device.type)
-        paths = tuple(dict.fromkeys(device.manifest.manifest.resources.values()))
-        return ObservationSettings(found.device_properties_enabled, found.pmin, found.pmax, paths)
+        manifest = device.manifest.manifest
+        paths = tuple(dict.fromkeys(manifest.resources.values()))
+        settable = frozenset(one.lwm2m for one in manifest.leaves.values() if one.settable and one.lwm2m is not None)
+        return ObservationSettings(found.device_properties_enabled, found.pmin, found.pmax, paths, settable)
 
     def begin(self, session: ManagedSession) -> None:
         self._actions.begin(session)

@@ -1,7 +1,8 @@
 """The resources that an LWM2M device offers to the Manifest of its type, by the models of its objects (reference 18.8).
 
 These are measured and settable resources of which the device gave a value, without the ones that describe a sensor,
-such as its range. Where nothing is read of the device, it is the main resource of each object.
+such as its range. Where nothing is read of the device, it is the main resource of each object. Of the objects that
+manage a device only what is measured: a battery, a signal, a place.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -19,9 +20,11 @@ from broker.device_types.units import unit_text
 from config.limits import LWM2M_PATHS_MAX
 
 _NAMED: Final = 8  # in the sentence
-#: Of the objects that device management has itself.
+#: Of the OMA's own objects, which have the numbers below 1,024 and manage a device.
 _OF_MANAGEMENT: Final[frozenset[ResourcePath]] = frozenset({(3, 0, 9), (4, 0, 2), (6, 0, 0), (6, 0, 1), (6, 0, 2)})
-_MANAGED: Final = frozenset({3, 4, 5, 6, 7})
+#: Of these, what each device with the object has.
+_MANDATORY: Final[frozenset[ResourcePath]] = frozenset({(4, 0, 2), (6, 0, 0), (6, 0, 1)})
+_MANAGED: Final = range(1024)
 _REBOOT: Final[ResourcePath] = (3, 0, 4)
 _UNITS_OF_SENSOR: Final = 5701
 #: Resources of IPSO that describe a sensor: its range and extremes, its application type, its time and quality.
@@ -162,7 +165,13 @@ def _offered(
     """The resources to offer, in the order of the instances."""
     listed = set(instances)
     numbers = {path[0] for path in listed}
-    yield from sorted(path for path in _OF_MANAGEMENT if path in values and path[0] in numbers)
+    read = {path[0] for path in values}
+    of_management = (
+        path
+        for path in _OF_MANAGEMENT
+        if path[0] in numbers and (path in values or (path in _MANDATORY and path[0] not in read))
+    )
+    yield from sorted(of_management)
     given = dict[ResourcePath, list[ResourcePath]]()
     for path in sorted(values):
         if path[0] not in _MANAGED and (path[:2] in listed or path[:1] in listed):

@@ -107,13 +107,18 @@ class ObservationSettings(msgspec.Struct, frozen=True):
     """Attributes of a device's notifications, from the configuration of the device's type.
 
     `pmin` and `pmax` are in seconds. Without `is_enabled` the device's properties are neither read nor observed.
-    `paths` are the resources whose values fields of the Manifest have, at most LWM2M_PATHS_MAX.
+    `paths` are the resources whose values fields of the Manifest have, at most LWM2M_PATHS_MAX; of those in `settable`
+    values may be wanted, so they are reported at once.
     """
 
     is_enabled: bool
     pmin: int
     pmax: int
     paths: tuple[ResourcePath, ...] = ()
+    settable: frozenset[ResourcePath] = frozenset()
+
+    def pmin_of(self, path: ResourcePath) -> int:
+        return 0 if path in self.settable else self.pmin
 
 
 class RegistrationPort(Protocol):

@@ -95,6 +95,9 @@ class SessionEndpoint(Generic[S]):
         """The open session of a peer."""
         return self._sessions.find(key)
 
+    def replaced(self, former: S, session: S) -> None:
+        """The peer of a session that has ended has begun this one from the same address."""
+
     def close(self, session: S) -> None:
         """End a session and forget it. An exception on the way is logged, and the session ends."""
         contain(self._failure, None, session.key, self._close, session)

@@ -83,6 +83,8 @@ class DtlsEndpoint(Protocol[S]):
 
     def close(self, session: S) -> None: ...
 
+    def replaced(self, former: S, session: S) -> None: ...
+
     def receive(self, session: S, datagram: bytes) -> None: ...
 
     def tick(self, now: float) -> None: ...
@@ -434,7 +436,8 @@ class _Peers:
 
     def _open_session(self, address: PeerAddress, connection: DtlsConnection, hello: int) -> None:
         endpoint = self._endpoint
-        if self._sessions.pop(address, None) is not None and (former := endpoint.find(address)) is not None:
+        former = endpoint.find(address) if self._sessions.pop(address, None) is not None else None
+        if former is not None:
             endpoint.close(former)  # without close_notify: its peer has begun a new connection
         self._sessions[address] = _DtlsSession(_ignore, hello)  # `_end` needs an entry if `open` ends it at once
         session = endpoint.open(
@@ -450,6 +453,8 @@ class _Peers:
             id_ = self._keep(connection, session)
             take = partial(endpoint.contained, address, self._take, connection, session, id_)
             self._sessions[address] = _DtlsSession(take, hello)
+            if former is not None:
+                endpoint.replaced(former, session)
 
     def _keep(self, connection: DtlsConnection, session: CoapSession) -> bytes:
         """Keep a session to be resumed, as soon as its peer has proved which device it is. Returns its id."""

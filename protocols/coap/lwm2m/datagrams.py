@@ -99,6 +99,12 @@ class Lwm2mEndpoint(SessionEndpoint[DatagramPeer]):
         for exchange in self._exchanges.pop(session, ()):
             exchange.lost()
 
+    def replaced(self, former: DatagramPeer, session: DatagramPeer) -> None:
+        """The registration of a device goes on over its new session."""
+        if (registered := self._server.moved(former, session)) is not None:
+            self._sessions.rise(session, SessionRank.OBSERVER)
+            session.proved(registered.device.id)
+
     def unregistered(self, session: DatagramPeer) -> None:
         """A session without a registration ends when it is idle."""
         if session.rank is SessionRank.OBSERVER:

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import InitVar, dataclass, field
+from math import inf
 from typing import Final, NamedTuple
 
 import trio
@@ -49,9 +50,12 @@ _INSTANCE_DEPTH: Final = 2
 _FIXED: Final = range(3, 8)  # objects of which the server takes a fixed list of resources (reference 18.4)
 _FRESH_SECONDS: Final = 128.0  # RFC 7641, 3.4
 _OBSERVE_RANGE: Final = 1 << 23
+_ATTEMPTS: Final = 3  # of a request to a device that begins another session instead of answering
 #: Formats of Observe-Composite, and the codes of a device that wants another one (4.06, 4.15).
 _COMPOSITE: Final = (SENML_CBOR, SENML_JSON)
 _OTHER_FORMAT: Final = frozenset({"4.06", "4.15"})
+#: Wakaama acknowledges the request of Observe-Composite and never answers it.
+_COMPOSITE_SECONDS: Final = 15.0
 
 Queries = tuple[tuple[str, int], ...]
 #: Paths of one observation.
@@ -65,6 +69,10 @@ class NotifiedReading(NamedTuple):
 
     reading: Reading
     on_stored: OnStored | None = None
+
+
+class _NoAnswerError(Exception):
+    """The device has not answered in time."""
 
 
 class _Observed:
@@ -137,6 +145,9 @@ class RegisteredDevice:
     #: Why resources of the Manifest are not observed, in sentences.
     unobserved: dict[ResourcePath, str] = field(default_factory=dict)
     takes_composite: bool = False  # as far as is known
+    #: Resources that were written, and have not been reported since; called after each Write.
+    unreported: set[ResourcePath] = field(default_factory=set)
+    on_written: Callable[[ResourcePath], None] | None = None
     #: Formats that say the types of values, and that the device has not refused; the likeliest first.
     _typed: list[int] = field(default_factory=lambda: [LWM2M_JSON, SENML_JSON, SENML_CBOR])
     _untyped: set[int] = field(default_factory=set)  # objects whose values came without types
@@ -145,6 +156,7 @@ class RegisteredDevice:
     _current: Exchange | None = None
     _observed: dict[bytes, _Observed] = field(default_factory=dict)
     _is_over: bool = False
+    _has_moved: bool = False  # to a session that the device has not updated its registration over
 
     def __post_init__(self, version: str | None) -> None:
         if (version or "1.0") != "1.0":
@@ -174,9 +186,26 @@ class RegisteredDevice:
             former, self._link = self._link, link
             former.close()
             self._observed.clear()  # observations end with their connection (RFC 7641, 4.1)
+        self._is_awake()
+
+    def moved(self, link: Lwm2mLink) -> None:
+        """The device has begun another session from its address. Requests go on over it, and what the device still
+        notifies is taken. Whether it has kept its observations is not known: its next update begins them again."""
+        self._link, self._has_moved = link, True
+        self._is_awake()
+
+    def _is_awake(self) -> None:
         self.awake_until = self._now() + LWM2M_AWAKE_SECONDS
         self._woken.set()
         self._woken = trio.Event()
+
+    def updated(self, link: Lwm2mLink) -> None:
+        """As `heard`, by an update. Over another session than the last one, everything is asked again."""
+        if link is not self._link or self._has_moved:
+            self._has_moved = False
+            self._observed.clear()
+            self.ask_anew()
+        self.heard(link)
 
     def ask_anew(self) -> None:
         """Everything is read and observed again with the next steps."""
@@ -237,6 +266,8 @@ class RegisteredDevice:
         if len(payload) > DEVICE_VALUE_BYTES:
             raise ValueError(f"a value of more than {DEVICE_VALUE_BYTES} bytes cannot be written")
         await self._change(Code.PUT, path, "Write", (content_format(TEXT),), payload)
+        if self.on_written is not None:
+            self.on_written(path)
 
     async def execute(self, path: ResourcePath) -> None:
         """As ManagedSession."""
@@ -244,7 +275,7 @@ class RegisteredDevice:
 
     async def write_attributes(self, path: ResourcePath, observation: ObservationSettings) -> None:
         """Say how often the device notifies at least and at most. Errors as of ManagedSession."""
-        queries = f"pmin={observation.pmin}", f"pmax={observation.pmax}"
+        queries = f"pmin={observation.pmin_of(path)}", f"pmax={observation.pmax}"
         options = tuple((int(Option.URI_QUERY), query.encode()) for query in queries)
         await self._change(Code.PUT, path, "Write-Attributes", options)
 
@@ -282,20 +313,23 @@ class RegisteredDevice:
                 if error.code not in _OTHER_FORMAT:
                     return None
                 continue
+            except _NoAnswerError:
+                return None
             except BodyChanged:
                 return await self.read_composite(paths)
             return self._decoded(found, body, (), "Observe-Composite")
         return None
 
     async def _begin_observing(self, observed: _Observed, question: "_Question", name: str) -> tuple[int | None, bytes]:
-        """The content-format and the body of the answer. Raises BodyChanged besides."""
+        """The content-format and the body of the answer. Raises BodyChanged and _NoAnswerError besides."""
         token = os.urandom(TOKEN_BYTES)
         self._observed[token] = observed  # the first notification may come with the answer
         is_observed = False
         first = question._replace(options=(*question.options, (int(Option.OBSERVE), b"")))
         try:
             async with self._turn:
-                answer = await self._ask(first, token=token)
+                within = _COMPOSITE_SECONDS if question.code == Code.FETCH else inf
+                answer = await self._ask(first, token=token, within=within)
                 is_observed = option_of(answer, Option.OBSERVE) is not None
                 body, answer = await self._rest(question, answer)
         except BodyChanged:
@@ -386,23 +420,34 @@ class RegisteredDevice:
                 return blocks.body, first
             answer = await self._ask(question._replace(options=(*question.options, blocks.next)))
 
-    async def _ask(self, question: "_Question", *, token: bytes | None = None) -> CoapMessage:
-        """Send one request and wait for its answer. The caller holds the turn. Raises SessionLostError."""
+    async def _ask(self, question: "_Question", *, token: bytes | None = None, within: float = inf) -> CoapMessage:
+        """Send one request and wait for its answer. The caller holds the turn. Raises SessionLostError.
+
+        A device may begin another session instead of answering. It is asked again then, but for what must not be done
+        twice. Raises _NoAnswerError after `within` seconds.
+        """
         segments = (*self.offer.root, *(str(number).encode() for number in question.path))
         located = tuple((int(Option.URI_PATH), segment) for segment in segments)
         ordered = tuple(sorted((*located, *question.options), key=lambda option: option[0]))
-        link = await self._reachable()
-        exchange = Exchange(question.code, token or os.urandom(TOKEN_BYTES), encode_options(ordered), question.payload)
-        self._current = exchange
-        try:
-            answer = await link.ask(exchange)
-        except SessionLostError:
-            self.awake_until = 0.0
-            raise
-        finally:
-            self._current = None
-        self.awake_until = self._now() + LWM2M_AWAKE_SECONDS
-        return answer
+        options = encode_options(ordered)
+        for attempt in range(1, _ATTEMPTS + 1):
+            link = await self._reachable()
+            exchange = Exchange(question.code, token or os.urandom(TOKEN_BYTES), options, question.payload)
+            self._current = exchange
+            try:
+                with trio.move_on_after(within):
+                    answer = await link.ask(exchange)
+                    self.awake_until = self._now() + LWM2M_AWAKE_SECONDS
+                    return answer
+                raise _NoAnswerError
+            except SessionLostError:
+                if self._link is not link and question.code != Code.POST and attempt < _ATTEMPTS:
+                    continue
+                self.awake_until = 0.0
+                raise
+            finally:
+                self._current = None
+        raise AssertionError
 
     async def _reachable(self) -> Lwm2mLink:
         """The connection of a device that is awake. Raises SessionLostError."""
@@ -444,9 +489,10 @@ class RegisteredDevice:
             return observed.paths, None
         format_ = _number(option_of(message, Option.CONTENT_FORMAT))
         readings = decode(format_, message.payload, observed.asked, self._now_ms(), self._kinds)
-        if self.unobserved:
+        if self.unobserved or self.unreported:
             for path in latest(readings):
                 self.unobserved.pop(path, None)
+                self.unreported.discard(path)
         return observed.paths, readings
 
     def paths_of(self, token: bytes) -> ObservedPaths:

@@ -33,6 +33,8 @@ _NOT_READ: Final = frozenset({0, 1, 2, 21})
 
 #: So many fit into a request of 1,024 bytes, whatever their numbers are.
 _COMPOSITE_PATHS: Final = 40
+#: A device that notifies what was written to it has done so by then.
+_NOTIFIES_SECONDS: Final = 2.0
 
 _Step = Callable[[], Awaitable[None]]
 _Ask = Callable[[ResourcePath], Awaitable[Readings]]
@@ -238,6 +240,22 @@ class Sequence:
         if paths not in registered.read_again:
             registered.read_again.add(paths)
             self._start(registered, partial(self._read_again, paths))
+
+    def read_back(self, registered: RegisteredDevice, path: ResourcePath) -> None:
+        """Read what was written to a resource of the Manifest, unless the device notifies it: most do not tell a server
+        what it has written itself."""
+        if path not in registered.unreported and path in registered.device.manifest.manifest.resources.values():
+            registered.unreported.add(path)
+            self._start(registered, partial(self._read_back, path))
+
+    async def _read_back(self, path: ResourcePath, registered: RegisteredDevice) -> None:
+        await trio.sleep(_NOTIFIES_SECONDS)
+        if path in registered.unreported:
+            registered.unreported.discard(path)
+            try:
+                await self._noted(registered, path, partial(self._store, registered, path, registered.read))
+            except SessionLostError:
+                self.failures += 1
 
     def _start(self, registered: RegisteredDevice, work: _Work) -> None:
         if self.nursery is not None:

@@ -241,13 +241,20 @@ class Lwm2mServer:
         if given.offer is not None and given.offer != registered.offer:
             registered.offer = given.offer
             registered.ask_anew()
-        if registered.link is not peer:
-            registered.ask_anew()  # observations end with the connection
         peer.registered = registered
-        registered.heard(peer)
+        registered.updated(peer)
         self._extend(registered)
         self._rooms.devices.presence.touch(registered.device.key)
         self._sequence.begin(registered)
+
+    def moved(self, former: Lwm2mPeer, peer: Lwm2mPeer) -> RegisteredDevice | None:
+        """A peer has begun another session from its address. Returns its registration if that goes on over it."""
+        registered = former.registered
+        if registered is None or registered.is_over or registered.link is not former or not _is_of(registered, peer):
+            return None
+        peer.registered = registered
+        registered.moved(peer)
+        return registered
 
     def note_refusal(self, peer: Lwm2mPeer, error: DomainError) -> None:
         """A request of a device was refused."""
@@ -281,6 +288,7 @@ class Lwm2mServer:
             self._kinds,
             version=given.version,
         )
+        registered.on_written = partial(self._sequence.read_back, registered)
         former = self._table.of_device(device.key)
         self._registrations.begin(registered)
         connections = self._rooms.routing.connections

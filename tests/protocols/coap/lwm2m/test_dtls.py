@@ -8,9 +8,10 @@ from pathlib import Path
 import aiocoap
 import pytest
 import trio
+import trio.testing
 from OpenSSL import SSL
 
-from broker.device_management.sessions import latest
+from broker.device_management.sessions import ManagedSession, SessionLostError, latest
 from broker.services import Services
 from config.settings import Address
 from protocols.coap.dtls.connection import LWM2M_PRIORITIES
@@ -117,6 +118,51 @@ async def test_a_device_with_a_new_address_takes_over(
             devices[1].replies["GET /3/0/9"] = content(TEXT, b"81")
             assert latest(await session.read(LEVEL)) == {LEVEL: 81}
             assert "GET /3/0 observe" in devices[1].requests
+            nursery.cancel_scope.cancel()
+    assert listener.statistics().sessions == 1
+
+
+async def test_a_registration_goes_on_over_a_new_session_from_its_address(
+    address: Address, management: Management, listener: DtlsListener
+) -> None:
+    """Wakaama shakes hands again before it answers a request that comes after 40 s of silence, and the answer is lost.
+    The request is sent again over the new session, but an Execute is not."""
+    reached: list[object] = []
+
+    async def ask(session: ManagedSession) -> None:
+        with pytest.raises(SessionLostError):
+            await session.execute((3, 0, 4))
+        reached.append(latest(await session.read(LEVEL)))
+
+    with _client(address) as client:
+        await client.handshake()
+        device = _device(client)
+        device.replies["POST /3/0/4"] = device.replies["GET /3/0/9"] = lambda _: None
+        async with trio.open_nursery() as nursery:
+            for what in ("registers", "POST /3/0/4", "GET /3/0/9"):
+                async with trio.open_nursery() as listening:
+                    listening.start_soon(device.run)
+                    if what == "registers":
+                        await device.register()
+                        session = await management.session()
+                        nursery.start_soon(ask, session)
+                    else:
+                        await device.wait_asked(what)
+                    listening.cancel_scope.cancel()
+                if what != "registers":
+                    client.connect(psk_context(KITCHEN, KITCHEN_TOKEN, PSK))
+                    await client.handshake()
+            device.replies["GET /3/0/9"] = content(TEXT, b"81")
+            nursery.start_soon(device.run)
+            with trio.fail_after(5):
+                while not reached:
+                    await trio.testing.wait_all_tasks_blocked(0.01)
+            assert reached == [{LEVEL: 81}]
+            assert device.requests.count("POST /3/0/4") == 1
+            await device.notify("/3/0", 3, content(TLV, tlv((3, 9, b"\x2a"))))
+            await management.wait(lambda: management.values[(3, 0, 9)] == 42)
+            assert (await device.update()).code == aiocoap.CHANGED
+            await device.wait_asked("GET /3/0 observe", times=2)  # it may have lost its observations
             nursery.cancel_scope.cancel()
     assert listener.statistics().sessions == 1
 

@@ -12,12 +12,15 @@ import trio.testing
 from trio.testing import wait_all_tasks_blocked
 
 from broker.device_management.configuration import ConfigurationChange
+from broker.device_management.sessions import ManagedSession
 from broker.devices.registry import Device
 from broker.errors import ValidationFailed
 from broker.facts import MessagesStored
 from broker.limits.meters import rates_of
 from broker.services import Services
 from config.settings import Limits
+from protocols.coap.lwm2m import device as registered_device
+from protocols.coap.lwm2m import sequence
 from protocols.coap.lwm2m.server import Lwm2mServer
 from storage.records import MessageRow
 from storage.sql import StoreError
@@ -290,6 +293,69 @@ class TestComposite:
         await self._register(device)
         await messages.wait(2)
         assert device.requests == [*SINGLE[:2], "FETCH / observe", *SINGLE[2:]]
+
+    async def test_a_device_that_acknowledges_it_and_never_answers_is_observed_one_by_one(
+        self, device: ScriptedDevice, messages: Messages, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As Wakaama does, which registers with 1.1."""
+        monkeypatch.setattr(registered_device, "_COMPOSITE_SECONDS", 0.01)
+
+        def acknowledge(request: aiocoap.Message) -> aiocoap.Message:
+            answer: aiocoap.Message = device.reply(request, aiocoap.EMPTY, None, b"")
+            answer.token = b""
+            return answer
+
+        device.replies["FETCH /"] = acknowledge
+        await self._register(device)
+        await messages.wait(2)
+        assert device.requests == [*SINGLE[:2], "FETCH / observe", *SINGLE[2:]]
+
+
+class TestWrites:
+    """A device does not notify a server of what it has written itself (Anjay, Wakaama)."""
+
+    @pytest.fixture
+    async def session(
+        self, device: ScriptedDevice, messages: Messages, services: Services, lights: Device
+    ) -> ManagedSession:
+        fields = (
+            {"name": "temperature", "valueClass": "Double", "lwm2m": TEMPERATURE},
+            {
+                "name": "light",
+                "children": [{"name": "on", "valueClass": "Boolean", "lwm2m": LIGHT, "settable": True}],
+            },
+        )
+        await upload(services, *fields)
+        await device.register(payload=OBJECTS)
+        await messages.wait(2)
+        assert device.requests[1] == f"PUT {LIGHT}?pmin=0&pmax=3600", "what is settable is told at once"
+        await until(lambda: services.device_management.registrations.work.session_of(lights.key))
+        session = services.device_management.registrations.work.session_of(lights.key)
+        assert session is not None
+        return session
+
+    async def test_are_read_back(
+        self, session: ManagedSession, device: ScriptedDevice, messages: Messages, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sequence, "_NOTIFIES_SECONDS", 0)
+        device.replies[f"GET {LIGHT}"] = content(TEXT, b"0")
+        await session.write((3311, 0, 5850), False)
+        await messages.wait(3)
+        assert messages.data[2] == {"light": {"on": False}}
+        await session.write((3, 0, 14), "+01:00")  # no field has it
+        await wait_all_tasks_blocked()
+        assert device.requests[-3:] == [f"PUT {LIGHT}", f"GET {LIGHT}", "PUT /3/0/14"]
+
+    async def test_that_the_device_notifies_are_not(
+        self, session: ManagedSession, device: ScriptedDevice, messages: Messages, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sequence, "_NOTIFIES_SECONDS", 0.1)
+        await session.write((3311, 0, 5850), False)
+        await device.notify(LIGHT, 2, content(TEXT, b"0"))
+        await messages.wait(3)
+        await trio.testing.wait_all_tasks_blocked(0.2)
+        assert device.requests[-1] == f"PUT {LIGHT}"
+        assert messages.data[2:] == [{"light": {"on": False}}]
 
 
 class TestNotifications:
