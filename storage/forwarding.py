@@ -59,6 +59,11 @@ class EdgeRecord(msgspec.Struct, frozen=True):
     created_on: Milliseconds
     seen_on: Milliseconds | None
 
+    @property
+    def upto(self) -> int:
+        """Everything of the edge up to this position is here."""
+        return self.ranges[0][1] if self.ranges else 0
+
 
 class EdgeDeviceRecord(msgspec.Struct, frozen=True):
     """A device of an edge. `device` None: it was deleted here."""

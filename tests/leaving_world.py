@@ -11,7 +11,7 @@ import httpx
 import trio
 
 from broker.accounts.sessions import Visitor
-from broker.forwarding.edges import NewEdge
+from broker.forwarding.edge_book import NewEdge
 from broker.secrets import token_hash
 from broker.services import Services
 from broker.trace.origin import Origin, enter

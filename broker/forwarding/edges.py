@@ -1,200 +1,132 @@
-"""The operator's side of stores that forward to this one: their names, tokens and owners (reference 30.2)."""
+"""The stores that forward to this one: which of them sends, and how each stands."""
 
-import re
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
 
 import msgspec
 from msgspec.structs import replace
 
-from broker.accounts.issuance import Issuance
-from broker.accounts.users import user_named
 from broker.clock import Clock
-from broker.errors import Conflict, NotFound, UserNotFound, ValidationFailed, invalid
-from broker.forwarding.intake import Edges
-from broker.ids import is_id, new_id
-from broker.messages.mids import Mids
+from broker.errors import StorageUnavailable, Unauthorized
+from broker.forwarding.edge_refusals import ForwardLoop, OtherStore
+from broker.forwarding.wire import Greeting
 from broker.secrets import token_hash
-from broker.trace.audit import AuditEvent, note
-from config.limits import EDGE_DEVICES_MAX, EDGES_MAX
-from storage.database import Database, Transaction
-from storage.forwarding import EdgeOrigin, EdgeRecord
-from storage.keys import Milliseconds
-from storage.records import NEW_KEY, UserRecord
-
-_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+from config.limits import EDGES_MAX
+from storage.database import Database
+from storage.forwarding import EdgeRecord
+from storage.sql import StoreError
 
 
-class NewEdge(msgspec.Struct, frozen=True):
-    """`owner`: an e-mail address, an id or a user name. `organization`: a name or an id; empty: device types that are
-    not known here are not made. `devices_max`: how many devices it may make."""
+class EdgeStatus(msgspec.Struct, frozen=True):
+    """A store that forwards to this one, for its operator. `problem`: why its last request was refused."""
 
     name: str
-    owner: str
-    organization: str
-    devices_max: int
+    store: str
+    messages: int
+    dropped: int
+    upto: int
+    seen_on: int | None
+    problem: str
 
 
-class EdgeSeen(msgspec.Struct, frozen=True):
-    """An edge for its operator."""
+class EdgeStatistics(msgspec.Struct, frozen=True):
+    """Since the start."""
 
-    record: EdgeRecord
-    owner: str  # the e-mail address
-    organization: str
-    devices: int
+    batches: int
+    again: int
+    messages: int
+    dropped: int
+    refused: int
+    actions: int
+    waiting: int
+    edges: tuple[EdgeStatus, ...]
+
+
+@dataclass(slots=True)
+class EdgeCounts:
+    """Of all edges, since the start; `waiting`: requests that wait for Actions now."""
+
+    batches: int = 0
+    again: int = 0
+    messages: int = 0
+    dropped: int = 0
+    refused: int = 0
+    actions: int = 0
+    waiting: int = 0
 
 
 @dataclass(eq=False)
-class EdgeBook:
+class Edges:
+    """`store`: the id of this one."""
+
     _database: Database
     _clock: Clock
-    _mids: Mids
-    _edges: Edges
+    store: str
+    counts: EdgeCounts = field(default_factory=EdgeCounts)
 
-    async def add(self, new: NewEdge) -> tuple[EdgeRecord, str]:
-        """Add an edge; return it and its token, which is shown only here.
+    def __post_init__(self) -> None:
+        self._status: dict[int, EdgeStatus] = {}
+        self._loaded: set[int] = set()
 
-        Raises ValidationFailed, UserNotFound, NotFound (the organization), Conflict.
-        """
-        if _NAME.fullmatch(new.name) is None:
-            raise ValidationFailed.of("name", invalid("expected 1 to 64 letters, digits, _, . and -"))
-        if not 1 <= new.devices_max <= EDGE_DEVICES_MAX:
-            raise ValidationFailed.of("devices", invalid(f"expected 1 to {EDGE_DEVICES_MAX}"))
-        token, now_ms = new_id(), self._clock.now_ms()
+    async def load(self) -> None:
+        """Read them: another node may have changed some. Raises StoreError."""
+        found = await self._database.read(lambda tx: tx.forwarding.edges(limit=EDGES_MAX))
+        for edge in found:
+            known = self._status.get(edge.key)
+            if known is None or known.seen_on is None or (edge.seen_on or 0) > known.seen_on:
+                self._status[edge.key] = _status(edge, "" if known is None else known.problem)
+        gone = self._status.keys() - {edge.key for edge in found}
+        for key in gone & self._loaded:  # others were added during the reading
+            self.forget(key)
+        self._loaded = {edge.key for edge in found}
 
-        def work(tx: Transaction) -> EdgeRecord:
-            owner = user_named(tx, new.owner)
-            if owner is None:
-                raise UserNotFound
-            organization = None
-            if new.organization:
-                named = tx.accounts.organization_named(new.organization)
-                organization = named or tx.accounts.organization_by_id(new.organization)
-                if organization is None:
-                    raise NotFound
-            if tx.forwarding.edge_named(new.name) is not None:
-                raise Conflict(f"There is an edge {new.name}")
-            if tx.forwarding.count_edges() >= EDGES_MAX:
-                raise Conflict(f"There are {EDGES_MAX} edges")
-            tx.forwarding.add_edge(
-                EdgeRecord(
-                    key=NEW_KEY,
-                    name=new.name,
-                    owner=owner.key,
-                    token_hash=token_hash(token),
-                    organization=None if organization is None else organization.key,
-                    devices_max=new.devices_max,
-                    store=None,
-                    batch=None,
-                    batch_upto=None,
-                    ranges=(),
-                    accepts=False,
-                    messages=0,
-                    dropped=0,
-                    actions_upto=None,
-                    created_on=Milliseconds(now_ms),
-                    seen_on=None,
-                )
-            )
-            note(tx, AuditEvent.EDGE_ADDED, f"edge {new.name}", now_ms=now_ms, owner=owner.id)
-            return _standing(tx, new.name)
+    def statistics(self) -> EdgeStatistics:
+        counts = self.counts
+        return EdgeStatistics(
+            counts.batches,
+            counts.again,
+            counts.messages,
+            counts.dropped,
+            counts.refused,
+            counts.actions,
+            counts.waiting,
+            tuple(sorted(self._status.values(), key=lambda one: one.name)),
+        )
 
-        added = await self._database.write(work)
-        self._edges.note(added)
-        return added, token
+    def note(self, edge: EdgeRecord, problem: str = "") -> None:
+        """It was added or changed, or has sent."""
+        self._status[edge.key] = _status(edge, problem)
 
-    async def seen(self) -> list[EdgeSeen]:
-        def work(tx: Transaction) -> list[EdgeSeen]:
-            return [_seen(tx, one) for one in tx.forwarding.edges(limit=EDGES_MAX)]
+    def note_problem(self, key: int, problem: str) -> None:
+        """Say why its last request was not done, or no more."""
+        if (known := self._status.get(key)) is not None:
+            self._status[key] = replace(known, problem=problem)
 
-        return await self._database.read(work)
+    def forget(self, key: int) -> None:
+        self._status.pop(key, None)
 
-    async def remove(self, name: str) -> None:
-        """Its token ends, its devices stay. Raises NotFound."""
-        now_ms = self._clock.now_ms()
+    async def authenticate(self, token: str) -> EdgeRecord:
+        """Raises Unauthorized, StorageUnavailable."""
+        hashed = token_hash(token)
+        try:
+            edge = await self._database.look_up(lambda tx: tx.forwarding.edge_of_token(hashed))
+        except StoreError as error:
+            raise StorageUnavailable.of(error) from error
+        if edge is None:
+            raise Unauthorized
+        return edge
 
-        def work(tx: Transaction) -> int:
-            known = _standing(tx, name)
-            tx.forwarding.remove_edge(known.key)
-            note(tx, AuditEvent.EDGE_REMOVED, f"edge {name}", now_ms=now_ms)
-            return known.key
+    def greet(self, edge: EdgeRecord, store: str) -> Greeting:
+        """The first thing that a sender asks. Raises Conflict."""
+        self.refuse_others(edge, store)
+        return Greeting(self.store, self._clock.now_ms(), edge.batch or "", edge.upto)
 
-        self._edges.forget(await self._database.write(work))
-
-    async def renew(self, name: str) -> tuple[EdgeRecord, str]:
-        """Give it another token; the former one ends. Raises NotFound."""
-        token, now_ms = new_id(), self._clock.now_ms()
-
-        def work(tx: Transaction) -> EdgeRecord:
-            tx.forwarding.put_edge(replace(_standing(tx, name), token_hash=token_hash(token)))
-            note(tx, AuditEvent.EDGE_TOKEN_RENEWED, f"edge {name}", now_ms=now_ms)
-            return _standing(tx, name)
-
-        return await self._database.write(work), token
-
-    async def accept(self, name: str, *, new_positions: bool) -> EdgeRecord:
-        """Take the next batch whichever copy of the store sends it, after a backup was restored.
-
-        `new_positions`: the sender was restored, so it gives positions again that it had given to other messages, and
-        nothing of it counts as stored. Raises NotFound.
-        """
-        now_ms = self._clock.now_ms()
-
-        def work(tx: Transaction) -> EdgeRecord:
-            known = _standing(tx, name)
-            ranges = () if new_positions else known.ranges
-            tx.forwarding.put_edge(replace(known, accepts=True, ranges=ranges))
-            note(tx, AuditEvent.EDGE_ACCEPTED, f"edge {name}", now_ms=now_ms, new_positions=new_positions)
-            return _standing(tx, name)
-
-        accepted = await self._database.write(work)
-        self._edges.note(accepted)
-        return accepted
-
-    async def origin(self, mid: str, name: str = "") -> EdgeOrigin:
-        """Where a message has come from, by its mid here; with the name of an edge by its mid there.
-
-        Raises NotFound: it has come from no edge, or retention has deleted it.
-        """
-        if not is_id(mid):
-            raise NotFound
-
-        def work(tx: Transaction) -> EdgeOrigin | None:
-            if name:
-                return tx.forwarding.message_of(_standing(tx, name), bytes.fromhex(mid))
-            position = self._mids.position(mid)
-            return None if position is None else tx.forwarding.origin_of(position)
-
-        found = await self._database.read(work)
-        if found is None or not int(found.remote_mid, 16):
-            raise NotFound
-        return found
-
-    def mid_of(self, origin: EdgeOrigin) -> str:
-        return self._mids.mid(origin.position)
-
-    def end_all_of(self, issuance: Issuance, owner: UserRecord) -> list[str]:
-        """End those of a user in the caller's transaction (`broker/accounts/claims.py: Ender`)."""
-        known = issuance.tx.forwarding.edges_of(owner.key)
-        for one in known:
-            issuance.tx.forwarding.remove_edge(one.key)
-            note(issuance.tx, AuditEvent.EDGE_REMOVED, f"edge {one.name}", now_ms=issuance.now_ms)
-        return [one.name for one in known]
+    def refuse_others(self, edge: EdgeRecord, store: str) -> None:
+        """Raises Conflict: the request is not of the store of this edge."""
+        if store == self.store:
+            raise ForwardLoop(f"{edge.name} is this store itself, or another copy of it")
+        if edge.store is not None and edge.store != store and not edge.accepts:
+            raise OtherStore(edge.store)
 
 
-def _standing(tx: Transaction, name: str) -> EdgeRecord:
-    known = tx.forwarding.edge_named(name)
-    if known is None:
-        raise NotFound
-    return known
-
-
-def _seen(tx: Transaction, record: EdgeRecord) -> EdgeSeen:
-    owner = tx.accounts.user(record.owner)
-    organization = None if record.organization is None else tx.accounts.organization(record.organization)
-    return EdgeSeen(
-        record,
-        "" if owner is None else owner.email,
-        "" if organization is None else organization.name,
-        tx.forwarding.count_edge_devices(record.key),
-    )
+def _status(edge: EdgeRecord, problem: str) -> EdgeStatus:
+    return EdgeStatus(edge.name, edge.store or "", edge.messages, edge.dropped, edge.upto, edge.seen_on, problem)

@@ -12,8 +12,9 @@ from broker.cluster.leases import Lease
 from broker.devices.registry import Devices
 from broker.errors import Conflict, NotFound
 from broker.facts import FactPhase, MessagesStored, Router
-from broker.forwarding.forwarder import Forwarder, ForwardStatus
+from broker.forwarding.forwarder import Forwarder
 from broker.forwarding.port import Upstreams
+from broker.forwarding.status import ForwardStatus
 from broker.loops import Wakeup
 from broker.messages.follower import LogFollower
 from broker.messages.ingest import Ingest

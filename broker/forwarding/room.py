@@ -7,9 +7,13 @@ from broker.cluster.leases import LeaseName
 from broker.core import Core
 from broker.device_types.room import DeviceTypesRoom
 from broker.devices.room import DevicesRoom
-from broker.forwarding.edges import EdgeBook
+from broker.forwarding.batches import Batches
+from broker.forwarding.edge_actions import EdgeActions
+from broker.forwarding.edge_book import EdgeBook
+from broker.forwarding.edge_devices import EdgeDevices
+from broker.forwarding.edge_types import EdgeTypes
+from broker.forwarding.edges import Edges
 from broker.forwarding.forwarding import Forwarding
-from broker.forwarding.intake import Edges
 from broker.forwarding.port import Upstreams
 from broker.forwarding.store_id import store_id
 from broker.loops import Loop
@@ -21,6 +25,9 @@ _LOOK_SECONDS = 60.0
 class ForwardingRoom(msgspec.Struct, frozen=True):
     forwarding: Forwarding
     edges: Edges
+    batches: Batches
+    edge_types: EdgeTypes
+    edge_actions: EdgeActions
     book: EdgeBook
 
 
@@ -35,17 +42,11 @@ async def open_forwarding(
     """Without `upstreams`, nothing is forwarded; positions stay where they are."""
     database, clock = core.database, core.clock
     store = store_id(await database.read(lambda tx: tx.messages.mid_key()))
-    edges = Edges(
-        database,
-        clock,
-        core.router,
-        devices.registry,
-        devices.inventory,
-        device_types.catalog,
-        device_types.making,
-        messages.ingest,
-        store,
-    )
+    edges = Edges(database, clock, store)
+    edge_types = EdgeTypes(database, clock, device_types.catalog, device_types.making, edges)
+    edge_devices = EdgeDevices(database, devices.registry, devices.inventory, device_types.catalog, store)
+    edge_actions = EdgeActions(database, clock, core.router, messages.mids, edges)
+    batches = Batches(database, clock, devices.registry, messages.ingest, edges, edge_types, edge_devices)
     await edges.load()
     book = EdgeBook(database, clock, messages.mids, edges)
     lease = core.leases.of(LeaseName.FORWARDS)
@@ -75,4 +76,4 @@ async def open_forwarding(
         forget=forwarding.forget_all,
         statistics=forwarding.statistics,
     )
-    return ForwardingRoom(forwarding, edges, book)
+    return ForwardingRoom(forwarding, edges, batches, edge_types, edge_actions, book)

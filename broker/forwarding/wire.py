@@ -9,6 +9,7 @@ from broker.ids import is_id
 from config.limits import (
     FORWARD_ACTIONS,
     FORWARD_BATCH_MESSAGES,
+    FORWARD_BODY_BYTES,
     FORWARD_PATH_MAX,
     FORWARD_POLL_SECONDS,
     MAX_DATA_BYTES,
@@ -50,7 +51,7 @@ class SentType(msgspec.Struct, frozen=True):
     """A device type that the upstream does not know. `manifest`: the JSON text of its Manifest."""
 
     name: _Name
-    manifest: Annotated[str, Meta(max_length=512 * 1024)]
+    manifest: Annotated[str, Meta(max_length=FORWARD_BODY_BYTES)]
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -66,13 +67,13 @@ class Batch(msgspec.Struct, frozen=True):
     upto: Number
     messages: Annotated[tuple[SentMessage, ...], Meta(max_length=FORWARD_BATCH_MESSAGES)]
     devices: Annotated[dict[Remote, SentDevice], Meta(max_length=FORWARD_BATCH_MESSAGES)]
-    types: Annotated[dict[_Name, SentType], Meta(max_length=FORWARD_BATCH_MESSAGES)] = {}
 
 
 class ForwardAsked(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A request: the store that will send, or a batch of it."""
+    """A request: the store that will send, with device types that the upstream has asked for; or a batch of it."""
 
     store: Id | None = None
+    types: Annotated[dict[_Name, SentType], Meta(max_length=FORWARD_BATCH_MESSAGES)] | None = None
     batch: Batch | None = None
 
 
@@ -89,6 +90,13 @@ class BatchAnswer(msgspec.Struct, frozen=True):
     problem: Annotated[str, Meta(max_length=2_000)] = ""
     seconds: Annotated[float, Meta(ge=0, le=1e9)] = 0
     types: Annotated[tuple[_Name, ...], Meta(max_length=FORWARD_BATCH_MESSAGES)] = ()
+
+
+class TypesAnswer(msgspec.Struct, frozen=True):
+    """`problems`: why a type cannot be used, a sentence for each."""
+
+    now: Number
+    problems: dict[_Name, Annotated[str, Meta(max_length=2_000)]] = {}
 
 
 class Greeting(msgspec.Struct, frozen=True):

@@ -18,7 +18,7 @@ import trio
 from broker.device_management.configuration import ConfigurationChange
 from broker.device_types.examples import load_examples
 from broker.errors import NotFound
-from broker.forwarding.edges import NewEdge
+from broker.forwarding.edge_book import NewEdge
 from broker.ids import new_id
 from broker.provisioning import ProvisionReport
 from broker.services import Services

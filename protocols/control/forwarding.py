@@ -6,12 +6,11 @@ from typing import Any
 import msgspec
 
 from broker.errors import ValidationFailed, invalid
-from broker.forwarding.edges import EdgeSeen, NewEdge
+from broker.forwarding.edge_book import EdgeSeen, NewEdge
 from config.limits import EDGE_DEVICES
-from protocols.control.lines import EdgeLine, ForwardLine, NewEdgeToken, OriginLine
+from protocols.control.lines import EdgeLine, NewEdgeToken, OriginLine
 from protocols.control.naming import named
 from protocols.control.rooms import ControlRooms
-from storage.forwarding import EdgeRecord
 
 
 class _Rewind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -41,7 +40,7 @@ class _Origin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 async def _forwards(rooms: ControlRooms, _arguments: Mapping[str, Any]) -> object:
-    return [msgspec.convert(msgspec.to_builtins(one), ForwardLine) for one in rooms.forwarding.forwarding.entries()]
+    return rooms.forwarding.forwarding.entries()
 
 
 async def _rewind(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
@@ -49,8 +48,7 @@ async def _rewind(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
     if wanted.position < 0:
         raise ValidationFailed.of("position", invalid("must be at least 0"))
     with named("forward", wanted.forward):
-        status = await rooms.forwarding.forwarding.rewind(wanted.forward, wanted.position)
-    return msgspec.convert(msgspec.to_builtins(status), ForwardLine)
+        return await rooms.forwarding.forwarding.rewind(wanted.forward, wanted.position)
 
 
 async def _edges(rooms: ControlRooms, _arguments: Mapping[str, Any]) -> object:
@@ -84,7 +82,7 @@ async def _accept(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
     wanted = msgspec.convert(arguments, _Accept)
     with named("edge", wanted.edge):
         record = await rooms.forwarding.book.accept(wanted.edge, new_positions=wanted.new_positions)
-    return _upto(record)
+    return record.upto
 
 
 async def _origin(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
@@ -93,10 +91,6 @@ async def _origin(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
     with named("message of an edge with the mid", wanted.mid):
         found = await book.origin(wanted.mid, wanted.edge)
     return OriginLine(book.mid_of(found), found.edge, found.store, found.remote_mid)
-
-
-def _upto(record: EdgeRecord) -> int:
-    return record.ranges[-1][1] if record.ranges else 0
 
 
 def _line(one: EdgeSeen) -> EdgeLine:
@@ -110,7 +104,7 @@ def _line(one: EdgeSeen) -> EdgeLine:
         devices_max=record.devices_max,
         messages=record.messages,
         dropped=record.dropped,
-        upto=_upto(record),
+        upto=record.upto,
         seen_on=record.seen_on,
     )
 

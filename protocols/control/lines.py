@@ -143,25 +143,6 @@ class OperatorsPayment(msgspec.Struct, frozen=True):
     external_id: str | None  # the processor's id of the payment
 
 
-class ForwardLine(msgspec.Struct, frozen=True):
-    """An upstream, as `broker/forwarding/forwarder.py: ForwardStatus`."""
-
-    name: str
-    to: str
-    state: str
-    problem: str
-    sent: int
-    actions: int
-    refused_actions: int
-    failures: int
-    behind: int
-    behind_seconds: float
-    deletes_on: int | None
-    lost: int
-    sent_on: int | None
-    clock_ahead_seconds: float
-
-
 class EdgeLine(msgspec.Struct, frozen=True):
     """A store that forwards to this one. `types`: the organization in which its device types are made."""
 

@@ -29,7 +29,7 @@ _ASKED_BYTES: Final = 4 * 1024
 
 def upstream_blueprint(services: Services, allowances: Allowances) -> Blueprint:
     routes = Blueprint("upstream", __name__)
-    edges = services.forwarding.edges
+    forwarding, edges = services.forwarding, services.forwarding.edges
 
     async def edge_of_request() -> EdgeRecord:
         token = token_in_header()
@@ -49,9 +49,12 @@ def upstream_blueprint(services: Services, allowances: Allowances) -> Blueprint:
         edge = await edge_of_request()
         asked = _decoded(await body_within(FORWARD_BODY_BYTES), ForwardAsked)
         if asked.batch is not None:
-            return json_answer({"data": msgspec.to_builtins(await edges.receive(edge, asked.batch))})
+            return json_answer({"data": msgspec.to_builtins(await forwarding.batches.receive(edge, asked.batch))})
         if asked.store is None:
             raise ValidationFailed.of("store", invalid("is required, unless there is a batch"))
+        if asked.types is not None:
+            taken = await forwarding.edge_types.take(edge, asked.store, asked.types)
+            return json_answer({"data": msgspec.to_builtins(taken)})
         return json_answer({"data": msgspec.to_builtins(edges.greet(edge, asked.store))})
 
     @routes.post(ACTIONS_PATH)
@@ -61,7 +64,7 @@ def upstream_blueprint(services: Services, allowances: Allowances) -> Blueprint:
         with trio.CancelScope() as scope:
             services.core.life.end_with_stop(scope)
             try:
-                return json_answer({"data": msgspec.to_builtins(await edges.actions(edge, asked))})
+                return json_answer({"data": msgspec.to_builtins(await forwarding.edge_actions.next(edge, asked))})
             finally:
                 services.core.life.forget(scope)
         return json_answer({"data": {"upto": asked.after or 0, "actions": []}})  # the daemon stops

@@ -16,11 +16,11 @@ import trio
 from msgspec.structs import replace
 
 from broker.errors import DomainError
-from broker.forwarding.edges import NewEdge
+from broker.forwarding.edge_book import NewEdge
 from broker.forwarding.port import Broker, Command, UpstreamAnswer, UpstreamError
 from broker.forwarding.wire import ACTIONS_PATH, ActionsAsked, ForwardAsked
 from broker.services import Services
-from config.limits import EDGE_DEVICES
+from config.limits import EDGE_DEVICES, FORWARD_BODY_BYTES
 from config.settings import Forward, Settings
 from tests.builders import ServicesOpener
 from tests.factories import KITCHEN, NOW_MS, World, build_world
@@ -52,6 +52,8 @@ class Line:
             return fault
         if fault == "away":
             raise UpstreamError("The upstream is away.")
+        if len(body) > FORWARD_BODY_BYTES:
+            return UpstreamAnswer(413, {}, b"{}")
         asked = msgspec.json.decode(body, type=ForwardAsked)
         self.asked.append(asked)
         answer = await self._answered(asked)
@@ -61,15 +63,17 @@ class Line:
 
     async def _answered(self, asked: ForwardAsked | ActionsAsked) -> UpstreamAnswer:
         assert self.centre is not None
-        edges = self.centre.forwarding.edges
+        there = self.centre.forwarding
         try:
-            edge = await edges.authenticate(self.token)
+            edge = await there.edges.authenticate(self.token)
             if isinstance(asked, ActionsAsked):
-                said: Any = await edges.actions(edge, asked)
+                said: Any = await there.edge_actions.next(edge, asked)
             elif asked.batch is not None:
-                said = await edges.receive(edge, asked.batch)
+                said = await there.batches.receive(edge, asked.batch)
+            elif asked.types is not None:
+                said = await there.edge_types.take(edge, asked.store or "", asked.types)
             else:
-                said = edges.greet(edge, asked.store or "")
+                said = there.edges.greet(edge, asked.store or "")
         except DomainError as error:
             body = msgspec.json.encode({"error": {"code": error.code, "message": str(error)}})
             return UpstreamAnswer(error.status, {}, body)

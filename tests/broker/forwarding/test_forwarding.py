@@ -12,8 +12,8 @@ from trio.testing import MockClock
 from broker.devices.inventory import DeviceChanges
 from broker.devices.transfers import hand_over
 from broker.errors import ValidationFailed
-from broker.forwarding.edges import NewEdge
-from broker.forwarding.forwarder import _within, _within_from_behind
+from broker.forwarding.edge_book import NewEdge
+from broker.forwarding.log_reader import within, within_from_behind
 from broker.forwarding.port import UpstreamAnswer
 from broker.forwarding.wire import Batch, SentDevice, SentMessage
 from broker.services import Services
@@ -141,11 +141,11 @@ async def test_a_second_copy_of_a_store_is_refused_until_an_operator_accepts_it(
     edge = await edges.authenticate(two.line.token)
     copy = replace(batch, id="c" * 32, previous="", after=batch.upto, upto=batch.upto + 5, messages=())
     with pytest.raises(Exception, match="Two copies of this store send"):
-        await edges.receive(edge, copy)
+        await two.centre.forwarding.batches.receive(edge, copy)
     (shown,) = edges.statistics().edges
     assert "edge accept attic" in shown.problem
     await two.centre.forwarding.book.accept("attic", new_positions=True)
-    assert (await edges.receive(edge, copy)).upto == copy.upto
+    assert (await two.centre.forwarding.batches.receive(edge, copy)).upto == copy.upto
     await two.send(2)
     await two.settled()
     assert "Two copies of this store send" in two.status.problem
@@ -177,7 +177,7 @@ async def test_loops_are_refused(two: Two, autojump_clock: MockClock) -> None:
         devices={"x": through},
     )
     with pytest.raises(Exception, match="come through this store"):
-        await edges.receive(edge, again)
+        await two.centre.forwarding.batches.receive(edge, again)
 
 
 async def test_a_message_of_the_upstream_is_not_sent_back_to_it(two: Two, autojump_clock: MockClock) -> None:
@@ -321,10 +321,10 @@ async def test_a_mid_that_no_store_has_harms_nobody_else(two: Two, autojump_cloc
     for mid in ("f" * 32, f"{2:016x}" + "f" * 16):
         ingest.submit(bystander, b'{"intensity":7}')
         with pytest.raises(ValidationFailed):
-            await edges.receive(edge, hostile("5" * 32, mid=mid))
+            await two.centre.forwarding.batches.receive(edge, hostile("5" * 32, mid=mid))
         await ingest.wait_committed()
     assert await two.at_centre() == Counter({7: 2})
-    assert (await edges.receive(edge, hostile("5" * 32))).stored == 1
+    assert (await two.centre.forwarding.batches.receive(edge, hostile("5" * 32))).stored == 1
 
 
 @pytest.mark.parametrize("member", ["store", "id", "previous"])
@@ -342,8 +342,8 @@ async def test_what_comes_while_its_device_is_changed_at_the_upstream_is_stored(
     await two.send(1)
     await two.settled()
     (device,) = await devices_of_edge(two.centre)
-    edges = two.centre.forwarding.edges
-    found = edges._devices_of
+    edges, edge_devices = two.centre.forwarding.edges, two.centre.forwarding.batches._edge_devices
+    found = edge_devices.of
 
     async def then_changed(*about: Any) -> Any:
         devices = await found(*about)
@@ -351,7 +351,7 @@ async def test_what_comes_while_its_device_is_changed_at_the_upstream_is_stored(
         await two.centre.devices.inventory.change(device, DeviceChanges(name="Another name"))
         return devices
 
-    monkeypatch.setattr(edges, "_devices_of", then_changed)
+    monkeypatch.setattr(edge_devices, "of", then_changed)
     await two.send(2)
     await two.settled()
     assert await two.at_centre() == Counter([1, 2])
@@ -364,8 +364,8 @@ async def test_actions_that_come_while_their_device_is_changed_come_again(
     await two.settled()
     await two.send(1)
     await two.settled()
-    forwarder = two.edge.forwarding.forwarding._forwarders["centre"]
-    found = forwarder._found
+    actions = two.edge.forwarding.forwarding._forwarders["centre"]._actions
+    found = actions._found
 
     async def then_changed(device_id: str) -> Any:
         device = await found(device_id)
@@ -374,7 +374,7 @@ async def test_actions_that_come_while_their_device_is_changed_come_again(
         await two.edge.devices.inventory.change(device, DeviceChanges(name="Another name"))
         return device
 
-    monkeypatch.setattr(forwarder, "_found", then_changed)
+    monkeypatch.setattr(actions, "_found", then_changed)
     (device,) = await devices_of_edge(two.centre)
     two.centre.messages.ingest.submit_action(device, device, b'{"actions":[{"name":"setOn"}]}')
     await two.centre.messages.ingest.wait_committed()
@@ -400,10 +400,10 @@ def row(position: int, size: int) -> MessageRow:
 
 def test_a_batch_has_room_for_its_rows_from_either_end() -> None:
     rows = [row(position, FORWARD_BATCH_BYTES // 3) for position in range(11, 16)]
-    assert _within(rows, 20) == (rows[:3], 13)
-    assert _within(rows[:2], 20) == (rows[:2], 20)
-    assert _within_from_behind(rows, 10) == (rows[2:], 12)
-    assert _within_from_behind(rows[:2], 10) == (rows[:2], 10)
+    assert within(rows, 20) == (rows[:3], 13)
+    assert within(rows[:2], 20) == (rows[:2], 20)
+    assert within_from_behind(rows, 10) == (rows[2:], 12)
+    assert within_from_behind(rows[:2], 10) == (rows[:2], 10)
     large = [row(position, 2 * FORWARD_BATCH_BYTES) for position in (1, 2)]
-    assert _within(large, 2) == (large[:1], 1)
-    assert _within_from_behind(large, 0) == (large[1:], 1)
+    assert within(large, 2) == (large[:1], 1)
+    assert within_from_behind(large, 0) == (large[1:], 1)
