@@ -1,4 +1,4 @@
-"""Device types that edges bring: those that are not known here are made, with the Manifests of the edge."""
+"""Device types that edges bring: unknown ones are made here, with the Manifests of the edge."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class EdgeTypes:
     _edges: Edges
 
     async def unknown(self, names: Iterable[str]) -> list[str]:
-        """Those of the device types that are not here. Raises StoreError."""
+        """Which of the device types are not here. Raises StoreError."""
         return [name for name in names if not await self._is_here(name)]
 
     async def take(self, edge: EdgeRecord, store: str, sent: Mapping[str, SentType]) -> TypesAnswer:

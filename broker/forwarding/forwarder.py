@@ -13,11 +13,11 @@ from broker.devices.registry import Devices
 from broker.forwarding.broker_upstream import BrokerUpstream
 from broker.forwarding.lag import lag_of
 from broker.forwarding.log_reader import Block, LoadedMessage, LogReader
-from broker.forwarding.manifests import Manifests
 from broker.forwarding.port import UpstreamError, Upstreams
 from broker.forwarding.position import LogPosition
 from broker.forwarding.progress import passed
 from broker.forwarding.report import ForwardReport
+from broker.forwarding.sent_manifests import SentManifests
 from broker.forwarding.status import ForwardStatus
 from broker.forwarding.trunkline import TrunklineUpstream
 from broker.forwarding.upstream_actions import UpstreamActions, command_filter
@@ -63,7 +63,7 @@ class Forwarder:
         self._position = LogPosition(entry, database, lease, clock)
         self._reader = LogReader(entry, database, devices, self._report, _most_of(entry), store)
         self._actions = UpstreamActions(entry, database, lease, clock, devices, ingest, self._reader, self._report)
-        self._manifests = Manifests(entry.name, database, self._report, store)
+        self._manifests = SentManifests(entry.name, database, self._report, store)
         self._free_at = float("-inf")
 
     def status(self) -> ForwardStatus:

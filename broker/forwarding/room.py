@@ -7,8 +7,8 @@ from broker.cluster.leases import LeaseName
 from broker.core import Core
 from broker.device_types.room import DeviceTypesRoom
 from broker.devices.room import DevicesRoom
-from broker.forwarding.batches import Batches
 from broker.forwarding.edge_actions import EdgeActions
+from broker.forwarding.edge_batches import EdgeBatches
 from broker.forwarding.edge_book import EdgeBook
 from broker.forwarding.edge_devices import EdgeDevices
 from broker.forwarding.edge_types import EdgeTypes
@@ -25,7 +25,7 @@ _LOOK_SECONDS = 60.0
 class ForwardingRoom(msgspec.Struct, frozen=True):
     forwarding: Forwarding
     edges: Edges
-    batches: Batches
+    batches: EdgeBatches
     edge_types: EdgeTypes
     edge_actions: EdgeActions
     book: EdgeBook
@@ -46,7 +46,7 @@ async def open_forwarding(
     edge_types = EdgeTypes(database, clock, device_types.catalog, device_types.making, edges)
     edge_devices = EdgeDevices(database, devices.registry, devices.inventory, device_types.catalog, store)
     edge_actions = EdgeActions(database, clock, core.router, messages.mids, edges)
-    batches = Batches(database, clock, devices.registry, messages.ingest, edges, edge_types, edge_devices)
+    batches = EdgeBatches(database, clock, devices.registry, messages.ingest, edges, edge_types, edge_devices)
     await edges.load()
     book = EdgeBook(database, clock, messages.mids, edges)
     lease = core.leases.of(LeaseName.FORWARDS)

@@ -10,11 +10,11 @@ from msgspec.structs import replace
 from broker.clock import Clock
 from broker.errors import DomainError
 from broker.forwarding.log_reader import Block, LoadedMessage, LogReader
-from broker.forwarding.manifests import Manifests
 from broker.forwarding.port import UpstreamAnswer, UpstreamError, Upstreams
 from broker.forwarding.position import LogPosition
 from broker.forwarding.progress import advanced, begun
 from broker.forwarding.report import ForwardReport
+from broker.forwarding.sent_manifests import SentManifests
 from broker.forwarding.wire import (
     PATH,
     Batch,
@@ -47,7 +47,7 @@ class TrunklineUpstream:
     _ingest: Ingest
     _position: LogPosition
     _reader: LogReader
-    _manifests: Manifests
+    _manifests: SentManifests
     _report: ForwardReport
 
     async def greet(self) -> None:

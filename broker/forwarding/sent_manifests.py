@@ -21,7 +21,7 @@ _WAIT_SECONDS: Final = 60.0
 _log = structlog.get_logger(__name__)
 
 
-class Manifests:
+class SentManifests:
     """Of one upstream. `left_out` are the types whose Manifest is too large for a request: what comes of their devices
     is not sent, and does not stop the rest."""
 
@@ -35,7 +35,7 @@ class Manifests:
         return self._left_out.get(type_name, float("-inf")) > trio.current_time()
 
     def succeeded(self, types: Collection[str], left_out: int) -> None:
-        """The upstream has taken a batch with these types, and without so many messages of those that are left out."""
+        """The upstream has taken a batch with these types; `left_out`: messages of other types that it was to have."""
         self._brought = frozenset()
         known = self._left_out.keys() & types
         for name in known:  # somebody has made it there

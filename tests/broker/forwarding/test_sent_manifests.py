@@ -12,7 +12,7 @@ from trio.testing import MockClock
 from broker.device_types.making import TypeChanges
 from broker.devices.inventory import NewDevice
 from broker.forwarding.edge_book import NewEdge
-from broker.forwarding.manifests import packed
+from broker.forwarding.sent_manifests import packed
 from broker.forwarding.wire import ForwardAsked, SentType
 from broker.services import Services
 from config.limits import FORWARD_BODY_BYTES

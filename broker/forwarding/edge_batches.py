@@ -49,7 +49,7 @@ _NO_MID: Final = bytes(16)
 
 
 @dataclass(eq=False)
-class Batches:
+class EdgeBatches:
     _database: Database
     _clock: Clock
     _devices: Devices
