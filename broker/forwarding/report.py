@@ -1,4 +1,4 @@
-"""What one forward has done, and what its operator should know."""
+"""The counts and problems of one forward, for its operator."""
 
 import structlog
 

@@ -103,7 +103,7 @@ class SentManifests:
 
 
 def packed(store: str, types: Mapping[str, SentType]) -> tuple[list[ForwardAsked], dict[str, int]]:
-    """Requests with these types, each within the bound of a body; and the sizes of those that are too large alone."""
+    """Requests with these types, each within the bound of a body; and the size of each type that is too large alone."""
     room = FORWARD_BODY_BYTES - len(msgspec.json.encode(ForwardAsked(store=store, types={})))
     parts, too_large, left = list[dict[str, SentType]](), dict[str, int](), 0
     for name, one in types.items():
