@@ -28,6 +28,14 @@ def require_node_module(name: str) -> str:
     return os.environ.get("NODE_PATH", "")
 
 
+def require_micropython_module(name: str) -> tuple[str, str]:
+    """The path of MicroPython, and the value of MICROPYPATH with which it finds a module, as `require_program`."""
+    program = require_program("micropython")
+    if subprocess.run([program, "-c", f"import {name}"], capture_output=True, check=False).returncode:
+        skip_without(name, "is not in MICROPYPATH")
+    return program, os.environ.get("MICROPYPATH", "")
+
+
 def require_dtls() -> None:
     """As `require_program`, for a GnuTLS that passes the daemon's self-test."""
     try:

@@ -1,8 +1,12 @@
 """The C programs of "Connect it", compiled on this machine against declarations that stand in for their systems.
 
-The declarations below are written after the documents of ESP-IDF 5 and Zephyr, by hand: a program that compiles here
-has no mistakes of the language, names what it uses, and has its texts as they should be. Whether a board takes it,
-these declarations cannot say.
+The declarations below are written by hand. A program that compiles here has no mistakes of the language, names what it
+uses, and has its texts as they should be. On 2026-11-27 each function, type, member and constant was compared with the
+vendors' headers, and is as there: ESP-IDF of July 2026 (`freertos/task.h`, `freertos/projdefs.h`,
+`esp_event_base.h`, `esp_crt_bundle.h`), esp-mqtt (`mqtt_client.h`, in which `esp_mqtt_client_subscribe` chooses a
+function by the type of its argument), and Zephyr 3.4 to 4.4 (`net/coap.h`, `net/socket.h`, `net/tls_credentials.h`,
+`net/net_compat.h`). From Zephyr 4.4 on the names of BSD sockets need CONFIG_NET_NAMESPACE_COMPAT_MODE, which is on by
+default. Whether a board runs it, they cannot say.
 """
 
 import shutil
@@ -38,8 +42,8 @@ typedef int esp_err_t;
 typedef const char *esp_event_base_t;
 typedef void (*esp_event_handler_t)(void *, esp_event_base_t, int32_t, void *);
 typedef struct esp_mqtt_client *esp_mqtt_client_handle_t;
-typedef enum { MQTT_EVENT_ANY = -1, MQTT_EVENT_ERROR, MQTT_EVENT_CONNECTED, MQTT_EVENT_DATA } esp_mqtt_event_id_t;
-#define ESP_EVENT_ANY_ID ((esp_mqtt_event_id_t)-1)
+typedef enum { MQTT_EVENT_ANY = -1, MQTT_EVENT_ERROR, MQTT_EVENT_CONNECTED, MQTT_EVENT_DATA = 6 } esp_mqtt_event_id_t;
+#define ESP_EVENT_ANY_ID -1
 typedef struct {
     esp_mqtt_event_id_t event_id;
     esp_mqtt_client_handle_t client;
@@ -63,7 +67,9 @@ typedef struct {
 esp_mqtt_client_handle_t esp_mqtt_client_init(const esp_mqtt_client_config_t *config);
 esp_err_t esp_mqtt_client_register_event(esp_mqtt_client_handle_t, esp_mqtt_event_id_t, esp_event_handler_t, void *);
 esp_err_t esp_mqtt_client_start(esp_mqtt_client_handle_t client);
-int esp_mqtt_client_subscribe(esp_mqtt_client_handle_t client, const char *topic, int qos);
+#define esp_mqtt_client_subscribe(client, topic, qos) _Generic((topic), \\
+    char *: esp_mqtt_client_subscribe_single, const char *: esp_mqtt_client_subscribe_single)(client, topic, qos)
+int esp_mqtt_client_subscribe_single(esp_mqtt_client_handle_t client, const char *topic, int qos);
 int esp_mqtt_client_publish(
     esp_mqtt_client_handle_t client, const char *topic, const char *data, int len, int qos, int retain);
 """,
@@ -97,7 +103,7 @@ esp_err_t esp_mqtt_client_start(esp_mqtt_client_handle_t client)
     handler(NULL, "", MQTT_EVENT_CONNECTED, &event);
     return 0;
 }
-int esp_mqtt_client_subscribe(esp_mqtt_client_handle_t client, const char *topic, int qos)
+int esp_mqtt_client_subscribe_single(esp_mqtt_client_handle_t client, const char *topic, int qos)
 {
     (void)client;
     return printf("%s %d\\n", topic, qos);
@@ -177,7 +183,7 @@ int zsock_poll(struct zsock_pollfd *fds, int nfds, int timeout);
     "zephyr/net/tls_credentials.h": """
 #pragma once
 #include <stddef.h>
-enum tls_credential_type { TLS_CREDENTIAL_PSK = 3, TLS_CREDENTIAL_PSK_ID = 4 };
+enum tls_credential_type { TLS_CREDENTIAL_PSK = 4, TLS_CREDENTIAL_PSK_ID = 5 };
 int tls_credential_add(int tag, enum tls_credential_type type, const void *cred, size_t credlen);
 """,
     "machine.c": """

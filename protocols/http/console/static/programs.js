@@ -66,7 +66,7 @@ ${isSettable ? "client.subscribe(\"/v1.1/wanted/\" + DEVICE)\n" : ""}while True:
 }
 
 export function espIdf({ host, port, isSecure, id, token, data, isSettable }) {
-  return `// main.c: ESP-IDF 5 with its component mqtt; call it when the network is up
+  return `// main.c: ESP-IDF 5, or 6 after idf.py add-dependency espressif/mqtt; call device_run when the network is up
 #include <stdio.h>
 #include "freertos/FreeRTOS.h"
 #include "freertos/task.h"
