@@ -183,6 +183,49 @@ def test_a_scene_is_made_activated_and_deleted(ada: User, site: Site) -> None:
     ada.sees("Good night", "h1")
 
 
+def test_what_a_rule_and_a_scene_want_is_edited(ada: User, site: Site) -> None:
+    body = {
+        "if": {"and": [bright(device_id(13))]},
+        "then": [{"ddid": device_id(19), "want": {"intensity": {"value": 30}}, "expiresAfter": 5400}],
+    }
+    ada.open("")
+    new = {"name": "Dims", "scope": "allApplications", "rule": body}
+    rule = site.of_ada_at_the_console(ada, "POST", "/rules", new)["id"]
+    ada.open(f"/rules/{rule}")
+    ada.eventually(lambda: ada.browser.texts("#then [id$=-field] option")[:1] == ["intensity"])
+    assert not ada.browser.run("return called('#form-parts')[0].hidden"), "the form shows it"
+    hours, value = "#then [id$=-hours]", "#then [name='rule.then.0.want.intensity']"
+    assert ada.browser.run(f"return [called(`{hours}`)[0].value, called(`{value}`)[0].value]") == ["1.5", "30"]
+    ada.browser.write(value, "45")
+    ada.browser.write(hours, "2")
+    ada.click("Add a wanted value")
+    ada.eventually(lambda: len(ada.browser.texts("#then > li")) == 2)
+    find(ada, "#then > li:last-child", "Light 20")
+    ada.browser.write("#then [name='rule.then.1.want.intensity']", "1")
+    ada.click("Save")
+    ada.sees("The rule is saved")
+    saved = site.of_ada_at_the_console(ada, "GET", f"/rules/{rule}", None)["rule"]["then"]
+    assert saved == [
+        {"ddid": device_id(19), "want": {"intensity": {"value": 45}}, "expiresAfter": 7200},
+        {"ddid": device_id(20), "want": {"intensity": {"value": 1}}, "expiresAfter": 604800},
+    ]
+    site.of_ada_at_the_console(ada, "DELETE", f"/rules/{rule}", None)
+    ada.open("/scenes/new")
+    ada.browser.fill("Name", "Dark")
+    ada.browser.click("#actions .remove")
+    ada.click("Add a wanted value")
+    find(ada, "#actions", "Light 23")
+    ada.browser.write("#actions [name='actions.0.want.intensity']", "0")
+    ada.click("Save")
+    ada.sees("The scene is saved")
+    ada.click("Activate")
+    ada.sees("Dark is activated")
+    ada.eventually(lambda: site.of_ada("GET", f"/devices/{device_id(23)}/wanted")["data"]["data"] == {"intensity": 0})
+    ada.open("/scenes")
+    ada.click("Dark")
+    ada.eventually(lambda: ada.browser.texts("#actions [id$=-field] option")[:1] == ["intensity"])
+
+
 def test_a_rule_whose_device_was_deleted_opens_whole_and_is_mended(ada: User, site: Site) -> None:
     """It names the device that is missing; what was wanted of it is kept for the one in its place."""
     ada.open("")

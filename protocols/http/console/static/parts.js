@@ -74,8 +74,8 @@ export function removable(item, what) {
   return item;
 }
 
-async function firstWithActions() {
-  for (const did of [...(await devices()).keys()]) if ((await manifestOfDevice(did)).actions.length) return did;
+async function firstWith(has) {
+  for (const did of [...(await devices()).keys()]) if (has(await manifestOfDevice(did))) return did;
   return undefined;
 }
 
@@ -85,7 +85,7 @@ const field = (id, words, input) => h("p", {}, h("label", { for: id }, words), i
 export async function actionRow(given, nameOf) {
   const id = newId();
   const item = h("li", { class: "part" });
-  const device = await devicePicker(`${id}-device`, nameOf("ddid"), given?.ddid ?? await firstWithActions());
+  const device = await devicePicker(`${id}-device`, nameOf("ddid"), given?.ddid ?? await firstWith((one) => one.actions.length));
   const action = h("select", { id: `${id}-action`, name: nameOf("action") });
   const parameters = h("div", { class: "part" });
   let actions = [];
@@ -115,6 +115,61 @@ export async function actionRow(given, nameOf) {
     return { ddid: device.value, action: action.value, parameters: chosen ? parametersIn(item, chosen, id, true) : {} };
   };
   return removable(item, _("this Action"));
+}
+
+const HOUR = 3600;
+const WEEK_HOURS = 168;  // what the API takes without expiresAfter
+const settable = (manifest) => [...manifest.fields].filter(([, one]) => one.settable);
+
+// A value that is wanted of one device, for some hours
+export async function wantRow(given, nameOf) {
+  const id = newId();
+  const item = h("li", { class: "part" });
+  const device = await devicePicker(`${id}-device`, nameOf("ddid"), given?.ddid ?? await firstWith((one) => settable(one).length));
+  const choice = h("select", { id: `${id}-field`, name: nameOf("want") });
+  const value = h("div", { class: "part" });
+  const hours = h("input", { id: `${id}-hours`, name: nameOf("expiresAfter"), type: "number", min: "0", step: "any", required: true,
+    value: String(given?.expiresAfter === undefined ? WEEK_HOURS : given.expiresAfter / HOUR) });
+  const present = given && unwrapped(given.want);
+  const [path] = given ? wantedLeaf(given) : [];
+  let fields = [];
+  const chosen = () => fields.find(([one]) => one === choice.value);
+  // A field that is missing is kept with its value until another one is chosen.
+  const missing = () => (fields.length ? _("The type of this device has no field {field} of which values can be wanted. Choose another one.", { field: choice.value })
+    : _("No value can be wanted of this device. Choose another one, or remove this row."));
+  const ask = (values) => fill(value, chosen() ? parameterInputs({ parameters: [chosen()] }, id, (one) => nameOf(`want.${one}`), values)
+    : [given ? h("p", {}, h("code", {}, JSON.stringify(present))) : null, missingNote(missing())]);
+  const learn = async (values) => {
+    fields = settable(await manifestOfDevice(device.value));
+    const lacks = path && !fields.some(([one]) => one === path) ? [path] : [];
+    fill(choice, [...lacks, ...fields.map(([one]) => one)].map((one) => h("option", { value: one }, one)));
+    if (values && path) choice.value = path;
+    ask(values);
+  };
+  device.addEventListener("change", () => learn(chosen() ? undefined : present));
+  choice.addEventListener("change", () => ask());
+  item.append(deviceField(device), field(choice.id, _("Wanted field"), choice), value, field(hours.id, _("Wanted for (hours)"), hours));
+  await learn(present);
+  item.read = () => {
+    const expiresAfter = Math.round(Number(hours.value) * HOUR);
+    const want = chosen() ? parametersIn(item, { parameters: [chosen()] }, id, true) : given?.want ?? {};
+    return { ddid: device.value, want, expiresAfter };
+  };
+  return removable(item, _("this wanted value"));
+}
+
+function* valuesIn(group, prefix = "") {
+  for (const [name, one] of Object.entries(group)) {
+    if (one !== null && typeof one === "object" && !Array.isArray(one)) yield* valuesIn(one, `${prefix}${name}.`);
+    else yield [prefix + name, one];
+  }
+}
+
+// The path and the value, where one plain value is wanted of one device: then a row can show it.
+export function wantedLeaf(one) {
+  const values = typeof one.ddid === "string" && one.want ? unwrapped(one.want) : undefined;
+  const found = values === undefined ? [] : [...valuesIn(values)];
+  return found.length === 1 ? found[0] : undefined;
 }
 
 // Whether a row can show this Action: one device, plain values

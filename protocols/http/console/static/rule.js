@@ -6,7 +6,7 @@ import { conditionRow, isPlainCondition } from "./conditions.js";
 import { $, empty, fill, fullTime, h, showText, sure, time, toast, whole, withTruths } from "./dom.js";
 import { automations, foreignNotice, problemOf } from "./automations.js";
 import { withNames } from "./names.js";
-import { actionRow, isMissing, isPlainAction, newId, removable } from "./parts.js";
+import { actionRow, isMissing, isPlainAction, newId, removable, wantedLeaf, wantRow } from "./parts.js";
 import { save } from "./saving.js";
 import { follow } from "./sockets.js";
 import { _, phrase, plural, worded } from "./texts.js";
@@ -27,11 +27,11 @@ const listed = (value, member) => (value && member in value ? value[member] : va
 
 async function show(body) {
   const conditions = listed(body?.if, "and"), actions = listed(body?.then, "");
-  const isPlain = conditions.every(isPlainCondition) && actions.every((one) => isMail(one) || isPlainAction(one)) && isPlainAlarm(body?.alarm);
+  const isPlain = conditions.every(isPlainCondition) && actions.every((one) => isMail(one) || isPlainAction(one) || wantedLeaf(one)) && isPlainAlarm(body?.alarm);
   $("#json").value = JSON.stringify(body ?? { if: { and: [] }, then: [] }, null, 2);
   if (!isPlain) return mode(true, _("This rule has more than the form can show."));
   fill($("#conditions"), await Promise.all(conditions.map((one, at) => conditionRow(one, at))));
-  fill($("#then"), await Promise.all(actions.map((one, at) => (isMail(one) ? mailRow(one, at) : actionRow(one, thenName(at))))));
+  fill($("#then"), await Promise.all(actions.map((one, at) => (isMail(one) ? mailRow(one, at) : (one.want ? wantRow : actionRow)(one, thenName(at))))));
   showAlarm(body?.alarm);
   return mode(false);
 }
@@ -109,6 +109,7 @@ const add = (list, make) => async () => { const row = await make($(list).childre
 $("#add-condition").addEventListener("click", add("#conditions", (at) => conditionRow(undefined, at)));
 $("#add-time").addEventListener("click", add("#conditions", (at) => conditionRow({ field: "datetime", operator: "=" }, at)));
 $("#add-action").addEventListener("click", add("#then", (at) => actionRow(undefined, thenName(at))));
+$("#add-want").addEventListener("click", add("#then", (at) => wantRow(undefined, thenName(at))));
 $("#add-mail").addEventListener("click", add("#then", (at) => mailRow(undefined, at)));
 
 form.addEventListener("submit", (event) => {

@@ -4,7 +4,7 @@ import { attempt, call, done, get, getText, tagOf } from "./api.js";
 import { problemOf } from "./automations.js";
 import { $, fill, h, showText, toast } from "./dom.js";
 import { named, withNames } from "./names.js";
-import { actionRow, isPlainAction, removable } from "./parts.js";
+import { actionRow, isPlainAction, removable, wantedLeaf, wantRow } from "./parts.js";
 import { save } from "./saving.js";
 import { _, phrase } from "./texts.js";
 
@@ -26,9 +26,10 @@ function keptRow(one) {
   return removable(item, _("this Action"));
 }
 
-async function add(one) {
+async function add(one, newRow = actionRow) {
   const at = $("#actions").children.length;
-  const row = one && !isPlainAction(one) ? keptRow(one) : await actionRow(one, nameOf(at));
+  const make = one && wantedLeaf(one) ? wantRow : newRow;
+  const row = one && make === actionRow && !isPlainAction(one) ? keptRow(one) : await make(one, nameOf(at));
   $("#actions").append(row);
   return row;
 }
@@ -57,6 +58,7 @@ function take(data) {
 }
 
 $("#add-action").addEventListener("click", async () => (await add()).querySelector("select").focus());
+$("#add-want").addEventListener("click", async () => (await add(undefined, wantRow)).querySelector("select").focus());
 form.addEventListener("submit", (event) => {
   event.preventDefault();
   attempt(async () => {
