@@ -247,7 +247,7 @@ async def _open_rooms(
     limits = await open_limits(core, mail, devices)
     monetization = await open_monetization(core, mail, device_types, devices, limits, processor)
     messages = await open_messages(core, devices, limits)
-    wanted = await open_wanted(core, devices, messages)
+    wanted = await open_wanted(core, devices, messages, limits)
     device_sessions = await open_device_sessions(core)
     topics = await open_topics(core, device_sessions)
     wills = await open_wills(core, devices, limits, messages, device_sessions, topics)

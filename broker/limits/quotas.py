@@ -3,7 +3,8 @@
 A unit is every started 1,024 bytes of `data`. A message from a device or application is charged to the organization of
 the source's type, a delivery to a device on its own channel to the organization of the destination's type. Only
 accepted messages are charged, so `Ingest` checks the quota last. An Action to a connected device needs quota for its
-delivery, too; a delivery without quota is dropped.
+delivery, too; a delivery without quota is dropped. Values that are wanted of a device are charged when they are wanted
+and when the device is given them.
 
 Monetization puts devices on plans: `set_device_limit`. For devices of cloud connectors, requests to the external cloud
 count instead of messages and deliveries: `charge_connector_request`. An accepted Action reserves one of the day's
@@ -221,6 +222,25 @@ class Quotas:
         self._units += units
         if (daily := self._messages_of(device)) is not None:
             self._use_day(device, daily, now_ms)
+
+    def require_wish(self, device: Device, size: int) -> None:
+        """Check the quota for values that are wanted of a device: `size` bytes. Raises MonthlyQuotaExceeded,
+        PlanLimitsNotSet."""
+        now_ms = self._clock.now_ms()
+        organization = self._organization(device.type_organization, now_ms)
+        if not organization.has_room(units_of(size), now_ms):
+            raise self._refusal(device, organization, now_ms)
+
+    def wished(self, device: Device, size: int) -> None:
+        """Charge values that are wanted, which `require_wish` allowed."""
+        self._organization(device.type_organization, self._clock.now_ms()).use(units_of(size))
+        self._units += units_of(size)
+
+    def wish_delivered(self, device: Device, size: int) -> None:
+        """Charge that a device was given what is wanted of it: also beyond its quota, since it was accepted."""
+        self.wished(device, size)
+        if (daily := self._messages_of(device)) is not None:
+            self._use_day(device, daily, self._clock.now_ms())
 
     def reserve_request(self, device: Device) -> None:
         """Keep one of the day's requests to the external cloud for an Action to this device."""

@@ -148,16 +148,17 @@ class Following:
         """The open values for the device; None without one."""
         return self._documents.get(device)
 
-    def given(self, device: DeviceKey) -> None:
-        """The device was given its document."""
-        known = self._of.get(device)
-        if known is None:
-            return
-        waiting = [one.record.revision for one in known.values() if one.record.state == WantedState.WAITING]
-        if waiting:
-            self._times_given += 1
-            self._given[device] = max(waiting)
-            self._wakeup.set()
+    def given(self, device: DeviceKey) -> bool:
+        """The device was given its document. Returns whether it had not been given some of it before."""
+        waiting = [
+            one.record.revision for one in self._of.get(device, {}).values() if one.record.state == WantedState.WAITING
+        ]
+        if not waiting or self._given.get(device, 0) >= max(waiting):
+            return False
+        self._times_given += 1
+        self._given[device] = max(waiting)
+        self._wakeup.set()
+        return True
 
     def _changed(self, device: DeviceKey, records: Sequence[WantedRecord]) -> None:
         before = self._of.get(device, {})

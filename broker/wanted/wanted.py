@@ -20,6 +20,7 @@ from broker.errors import (
     invalid,
     too_long,
 )
+from broker.limits.quotas import Quotas
 from broker.messages.folds import Fields
 from broker.messages.snapshots import Snapshots
 from broker.trace.audit import AuditEvent, note
@@ -91,8 +92,16 @@ class Wanted:
     """The caller checks permissions."""
 
     def __init__(
-        self, database: Database, clock: Clock, devices: Devices, snapshots: Snapshots, following: Following
+        self,
+        database: Database,
+        clock: Clock,
+        devices: Devices,
+        snapshots: Snapshots,
+        following: Following,
+        quotas: Quotas | None,
     ) -> None:
+        """`quotas` charges what is wanted, and what devices are given; None: nothing is charged."""
+        self._quotas = quotas
         self._devices = devices
         self._database = database
         self._clock = clock
@@ -117,13 +126,20 @@ class Wanted:
             ValidationFailed: the Manifest refuses a value, or there are too many.
             DeviceNotFound: it was deleted.
             PermissionDenied: the caller may not write the device any more.
+            MonthlyQuotaExceeded, PlanLimitsNotSet: the organization of its type has no quota left.
         """
         values = read_wanted(data, device.manifest.manifest)
         before = await self.before(device.key)
         wish = Wish(device, values, expires_after, current_origin().actor, before)
         if reach is not None and not reach.allows(device, Permission.WRITE):  # it may have ended during the reads
             raise PermissionDenied(f"{Permission.WRITE.value} on device {device.id}")
+        # A wish that withdraws, only, costs nothing.
+        charged = self._quotas if any(one is not None for one in values.values()) else None
+        if charged is not None:
+            charged.require_wish(device, len(data))
         await self._database.write(lambda tx: self.put_in(tx, wish, application_id=application_id))
+        if charged is not None:
+            charged.wished(device, len(data))
         if reach is not None and not reach.allows(device, Permission.READ):
             return await self._show_named(device, values)
         return await self.show(device)
@@ -247,6 +263,7 @@ class Wanted:
                 tx.tell(WANTED, device)
 
         await self._database.write(work)
+        self._delivered(device, len(record.value))
 
     async def refuse(self, device: DeviceKey, one: OpenValue, reason: str) -> None:
         """The device does not take the value. `reason` is a sentence."""
@@ -278,7 +295,13 @@ class Wanted:
 
     def given(self, device: DeviceKey) -> None:
         """The device was given its document."""
-        self._following.given(device)
+        if self._following.given(device):
+            self._delivered(device, len(self._following.document(device) or b""))
+
+    def _delivered(self, key: DeviceKey, size: int) -> None:
+        """A device that was given something is in memory."""
+        if self._quotas is not None and (device := self._devices.get_nowait(key)) is not None:
+            self._quotas.wish_delivered(device, size)
 
     async def step(self) -> None:
         """Store the ends that are due."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 
 import msgspec
 import pytest
@@ -28,7 +29,7 @@ from config.settings import Limits, Settings
 from storage.database import Transaction
 from storage.keys import DeviceTypeKey
 from tests.builders import ServicesOpener
-from tests.factories import ACME, KITCHEN, NOW_MS, World, build_world, make_device
+from tests.factories import ACME, KITCHEN, LIGHT_TYPE, NOW_MS, World, build_world, make_device
 from tests.fakes import FakeClock
 from tests.mail_queue import waiting_mails
 from tests.rows import each_row
@@ -241,6 +242,27 @@ async def test_a_delivery_without_quota_is_dropped(services: Services, kitchen: 
     assert used(services, kitchen) == 2
     assert services.limits.quotas.statistics().deliveries_dropped == 1
     assert services.routing.connections.statistics().actions_dropped == 1
+
+
+async def test_wanted_values_are_charged_and_so_is_what_the_device_is_given(
+    services: Services, kitchen: Device, world: World
+) -> None:
+    field = {"name": "intensity", "valueClass": "Integer", "settable": True}
+    await services.device_types.manifests.upload(LIGHT_TYPE, {"fields": [field]}, approve=True)
+    await allow(services, 2)
+    services.limits.quotas.set_device_limit(kitchen.key, 5)
+    want = partial(services.wanted.put, kitchen, expires_after=60, application_id=None)
+    await want(b'{"intensity":40}')
+    assert used(services, kitchen) == 1
+    for _ in range(2):  # the second one is nothing new to the device
+        services.wanted.given(kitchen.key)
+    standing = services.limits.quotas.standing(kitchen)
+    assert (standing.organization.used, standing.device and standing.device.used) == (2, 1)
+    with pytest.raises(MonthlyQuotaExceeded):
+        await want(b'{"intensity":50}')
+    assert [one.wanted for one in (await services.wanted.show(kitchen)).fields] == [40]
+    await want(b'{"intensity":null}')  # to want nothing costs nothing
+    assert used(services, kitchen) == 2
 
 
 async def test_the_destination_of_another_organization_pays_for_the_delivery(
