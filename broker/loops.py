@@ -36,6 +36,7 @@ class Loop:
         step: answers True when there is more to do, so that the next step follows without a wait.
         failure: the log event of steps that raised StoreError (storage/outages.py). Other errors end the loop.
         every: seconds between two steps.
+        pause: instead of `every`, asked before each wait.
         wakeup: ends the wait between two steps.
         at_once: begin with a step instead of a wait.
         retry_seconds: after a failure, take the next step after this many seconds; None waits as after any other step.
@@ -46,6 +47,7 @@ class Loop:
     _: KW_ONLY
     failure: str
     every: float = inf
+    pause: Callable[[], float] | None = None
     wakeup: Wakeup = field(default_factory=Wakeup)
     at_once: bool = False
     retry_seconds: float | None = None
@@ -60,7 +62,7 @@ class Loop:
         is_due, outage = self.at_once, Outage(self.failure)
         while True:
             if not is_due:
-                await self.wakeup.wait(self.every)
+                await self.wakeup.wait(self.every if self.pause is None else self.pause())
             try:
                 is_due = bool(await self.step())
             except StoreError as error:

@@ -108,7 +108,7 @@ class _Maker:
         maker = _PLATFORMS.get(component.platform)
         try:
             if maker is None:
-                raise _NotTakenError(f"{component.platform} is not taken over")
+                raise _NotTakenError(f"{component.platform} is no kind of component that Trunkline knows")
             maker(made)
             self._check(made)
         except (_NotTakenError, TemplateRefusedError) as error:
@@ -368,7 +368,7 @@ def _light(one: _Component) -> None:
         _basic_colour(one)
         _basic_color_temp(one)
     else:
-        raise _NotTakenError(f"the schema {schema[:40]} of a light is not taken over")
+        raise _NotTakenError(f"{schema[:40]} is no schema of a light that Trunkline knows")
 
 
 def _json_light(one: _Component) -> None:
@@ -398,7 +398,7 @@ def _json_light(one: _Component) -> None:
             template = template_of("{{ value_json.color_temp }}")
             one.read(state, "Double", _number, template, name=f"{one.name}_color_temp", unit=_color_temp_bounds(one)[2])
     if left := [mode for mode in modes if mode in {"xy", "hs", "rgbw", "rgbww", "white"}]:
-        one.notes.append(f"of a light, {', '.join(left)} is not taken over")
+        one.notes.append(f"{', '.join(left)} of a light")
 
 
 def _read_colours(one: _Component, topic: str, place: str) -> None:

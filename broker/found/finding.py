@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from typing import Any, Final
 
 import msgspec
@@ -49,7 +50,7 @@ from broker.found.definitions import (
 from broker.found.templates import Template
 from broker.ids import new_id
 from broker.limits.overhead import Pace
-from broker.loops import Wakeup
+from broker.loops import Loop, Wakeup
 from broker.messages.ingest import Ingest
 from broker.threads import run_in_thread
 from broker.topics.space import TopicMessage, TopicSpace
@@ -67,7 +68,6 @@ from config.settings import Discover, Settings
 from storage.database import Database, Transaction
 from storage.found import FoundRecord
 from storage.keys import DeviceKey, Milliseconds, UserKey
-from storage.outages import Outage
 from storage.records import OrganizationRecord
 from storage.sql import StoreError
 
@@ -181,6 +181,14 @@ class DeviceFinder:
         self._changing = trio.Lock()
         self._due_at = 0.0
         self._messages = 0
+        self.run_forever = Loop(
+            self.step,
+            failure="announcements_not_read",
+            pause=self._pause,
+            wakeup=self._wakeup,
+            at_once=True,
+            retry_seconds=_RETRY_SECONDS,
+        ).run
         router.subscribe(ActionStored, self._action_stored, FactPhase.EFFECT)
         router.subscribe(DeviceDeleted, self._device_gone, FactPhase.EFFECT)
         router.subscribe(DeviceHandedOver, self._device_gone, FactPhase.EFFECT)
@@ -464,21 +472,8 @@ class DeviceFinder:
 
     # --- The worker ---
 
-    async def run_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        task_status.started()
-        outage = Outage("announcements_not_read")
-        while True:
-            try:
-                has_more = await self.step()
-            except StoreError as error:
-                outage.failed(error)
-                await trio.sleep(_RETRY_SECONDS)
-                continue
-            outage.succeeded()
-            if not has_more and (self._wanted or self._clients):
-                await self._wakeup.wait(max(0.0, self._due_at - trio.current_time()))
-            elif not has_more:
-                await self._wakeup.wait()
+    def _pause(self) -> float:
+        return max(0.0, self._due_at - trio.current_time()) if self._wanted or self._clients else inf
 
     async def step(self) -> bool:
         """One job of each client; whether there are more. Raises StoreError: the job is done again."""

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from typing import Any, Final
 
 import msgspec
@@ -33,7 +34,7 @@ from broker.facts import (
 from broker.home_assistant.components import Component, components_of
 from broker.home_assistant.topics import IDENTITY, asked, config_topic, own_topic, reserved_pattern
 from broker.limits.overhead import Pace
-from broker.loops import Wakeup
+from broker.loops import Loop, Wakeup
 from broker.messages.decoding import decoded
 from broker.messages.folds import Fields, merge_message
 from broker.messages.ingest import Ingest
@@ -45,9 +46,7 @@ from config.limits import HOME_COMPONENTS_MAX, HOME_DEVICES_MAX, HOME_TEXT_CHARA
 from config.settings import HomeAssistant, Settings
 from storage.database import Database, Transaction
 from storage.keys import DeviceKey, UserKey
-from storage.outages import Outage
 from storage.records import MessageRow, PresenceRecord
-from storage.sql import StoreError
 
 #: The service as the source of a message: no device has this key.
 _SERVICE: Final = DeviceKey(-1)
@@ -142,6 +141,14 @@ class HomeAnnouncer:
         self._again: dict[UserKey, float] = {}  # when everything of a user may be published again
         self._began: dict[UserKey, float] = {}  # when that began last
         self._actions = 0
+        self.run_forever = Loop(
+            self._turn,
+            failure="home_assistant_not_told",
+            pause=self._pause,
+            wakeup=self._wakeup,
+            at_once=True,
+            retry_seconds=_RETRY_SECONDS,
+        ).run
         router.subscribe(DeviceChanged, self._device_changed, FactPhase.EFFECT)
         router.subscribe(DeviceDeleted, self._device_changed, FactPhase.EFFECT)
         router.subscribe(SharesChanged, self._device_changed, FactPhase.EFFECT)
@@ -271,23 +278,13 @@ class HomeAnnouncer:
 
     # The worker
 
-    async def run_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        task_status.started()
-        outage = Outage("home_assistant_not_told")
-        while True:
-            try:
-                has_more = await self.step()
-            except StoreError as error:
-                outage.failed(error)
-                await trio.sleep(_RETRY_SECONDS)
-                continue
-            outage.succeeded()
-            if has_more:
-                await trio.sleep(0 if any(line.rows for line in self._lines.values()) else _PAUSE_SECONDS)
-            elif self._wanted:
-                await self._wakeup.wait(max(0.0, self._users_due_at - trio.current_time()))
-            else:
-                await self._wakeup.wait()
+    def _pause(self) -> float:
+        return max(0.0, self._users_due_at - trio.current_time()) if self._wanted else inf
+
+    async def _turn(self) -> bool:
+        if has_more := await self.step():
+            await trio.sleep(0 if any(line.rows for line in self._lines.values()) else _PAUSE_SECONDS)
+        return has_more
 
     async def step(self) -> bool:
         """Each owner has one turn; whether there is more to do. Raises StoreError."""

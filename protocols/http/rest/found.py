@@ -37,7 +37,7 @@ class FoundObject(Shape, kw_only=True):
         "status": FOUND,
         "fields": ["power", "switch"],
         "actions": ["set_switch"],
-        "problems": [{"component": "robot", "text": "vacuum is not taken over"}],
+        "problems": [{"component": "robot", "text": "vacuum is no kind of component that Trunkline knows"}],
         "firstOn": samples.TS,
         "lastOn": samples.TS,
     }

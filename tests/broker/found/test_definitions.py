@@ -156,8 +156,8 @@ def test_commands(
     [
         ("climate", {}, "a climate without topics"),
         ("event", {"stat_t": "a"}, "event_types must be a list"),
-        ("vacuum", {}, "vacuum is not taken over"),
-        ("device_automation", {}, "device_automation is not taken over"),
+        ("vacuum", {}, "vacuum is no kind of component that Trunkline knows"),
+        ("device_automation", {}, "device_automation is no kind of component that Trunkline knows"),
         ("sensor", {}, "state_topic is missing"),
         ("sensor", {"stat_t": "a/#"}, "without wildcards"),
         ("sensor", {"stat_t": "a" * 2_000}, "at most 1,024 bytes"),
@@ -169,7 +169,7 @@ def test_commands(
         ("switch", {"stat_t": "a"}, "command_topic is missing"),
         ("number", {"cmd_t": "a", "min": "x"}, "min must be a number"),
         ("select", {"cmd_t": "a"}, "options must be a list"),
-        ("light", {"cmd_t": "a", "schema": "template"}, "the schema template of a light"),
+        ("light", {"cmd_t": "a", "schema": "template"}, "template is no schema of a light that Trunkline knows"),
     ],
 )
 def test_what_is_not_taken_is_said(platform: str, options: Mapping[str, Any], reason: str) -> None:

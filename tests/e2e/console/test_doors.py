@@ -157,7 +157,7 @@ def test_a_zigbee_plug_from_its_first_minute(ada: User, site: Site, screenshots:
     ada.eventually(lambda: bool(site.of_ada("GET", f"/users/{ADA}/found")["data"]["found"]))
     ada.open("")
     ada.sees("Zigbee plug (TS011F) has values: power, switch; Actions: set_switch.", "#found")
-    ada.sees("robot: vacuum is not taken over", "#found")
+    ada.sees("robot: vacuum is no kind of component", "#found")
     assert measured(ada.browser) == []
     shot(ada.browser, screenshots, "zigbee-found")
     ada.browser.show(DESKTOP, dark=False)
