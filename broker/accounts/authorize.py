@@ -118,7 +118,8 @@ class Authorize:
         return request.max_age is not None and self._clock.now_ms() - signed_in_on > request.max_age * 1000
 
     async def consent_needed(self, request: AuthorizationRequest, user: UserKey) -> ConsentScreen | None:
-        """The permission screen; None when the application asks for nothing that still needs the user's consent."""
+        """The permission screen; None when the application asks for nothing that still needs the user's consent. With
+        `prompt=none`, a first sign-in needs it, too."""
         return await self._database.look_up(lambda tx: _screen(tx, request, user))
 
     async def allow(
@@ -199,6 +200,8 @@ def _complete(
 
 def _screen(tx: Transaction, request: AuthorizationRequest, user: UserKey) -> ConsentScreen | None:
     is_shown = request.consent_wanted or must_ask(tx, request.application, user)
+    # Without a page, nobody is signed in to an application for the first time (OpenID Connect Core 1.0, 3.1.2.1).
+    is_shown = is_shown or (request.silent and not tx.accounts.grants(request.application.key, user))
     return screen_of(tx, request.application) if is_shown else None
 
 

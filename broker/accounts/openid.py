@@ -41,6 +41,10 @@ class OpenIdRequest(msgspec.Struct, frozen=True):
     signed_in_on: int | None = None
 
 
+class NoSigningKey(LookupError):
+    """`trunkline key rotate` has removed the key since the code was issued."""
+
+
 def scope_of(given: str | None) -> str:
     """The known scopes of a request, in one order; empty without `openid`: then it is plain OAuth 2."""
     wanted = (given or "").split()
@@ -124,10 +128,10 @@ def id_token(
     access_token: str,
     now_ms: int,
 ) -> str:
-    """A signed ID token (OpenID Connect Core 1.0, 2 and 3.1.3.6). `SigningKeys.ensure` has made a key before."""
+    """A signed ID token (OpenID Connect Core 1.0, 2 and 3.1.3.6). Raises NoSigningKey."""
     record = tx.authorizations.signing_keys.newest()
     if record is None:
-        raise LookupError("there is no key to sign with")
+        raise NoSigningKey
     key = loaded(vault, record)
     now = now_ms // 1000
     claims: dict[str, Any] = {

@@ -98,7 +98,7 @@ async def open_accounts(core: Core, mails: Mails, providers: Providers | None) -
         authorize=Authorize(database, tokens, clock, signing_keys),
         signing_keys=signing_keys,
         userinfo=Userinfo(database),
-        grants=TokenEndpoints(tokens, vault, DeviceCodeTerms.of(settings, core.site.accounts)),
+        grants=TokenEndpoints(tokens, vault, signing_keys, DeviceCodeTerms.of(settings, core.site.accounts)),
         device_codes=DeviceCodes(database, clock),
         sessions=sessions,
         form_keys=FormKeys(vault),

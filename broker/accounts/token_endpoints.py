@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from broker.accounts.clients import Credentials
 from broker.accounts.grants import DeviceCodeTerms, TokenServerRequest
 from broker.accounts.issuance import Issuance
+from broker.accounts.openid import NoSigningKey, SigningKeys
 from broker.accounts.token_server import DEVICE_CODE_GRANT, TokenResponse, TokenServer
 from broker.accounts.tokens import Tokens
 from broker.secrets import Vault
@@ -64,14 +65,15 @@ def _fields(text: bytes) -> dict[str, list[str]]:
 
 
 class TokenEndpoints:
-    def __init__(self, tokens: Tokens, vault: Vault, terms: DeviceCodeTerms) -> None:
+    def __init__(self, tokens: Tokens, vault: Vault, signing_keys: SigningKeys, terms: DeviceCodeTerms) -> None:
         self._tokens = tokens
         self._vault = vault
+        self._signing_keys = signing_keys
         self._terms = terms
 
     def at(self, root: AccountsRoot) -> "TokenEndpoints":
         """These endpoints at another root: addresses in their responses begin with that root."""
-        return TokenEndpoints(self._tokens, self._vault, replace(self._terms, root=root))
+        return TokenEndpoints(self._tokens, self._vault, self._signing_keys, replace(self._terms, root=root))
 
     async def token(self, request: TokenRequest) -> TokenResponse:
         """POST /token: every row of the grant table (reference 4.3). Errors are responses, not exceptions."""
@@ -122,7 +124,11 @@ class TokenEndpoints:
             answer: TokenResponse = work(TokenServer(issuance, self._vault, self._terms), prepared)
             return answer
 
-        return await self._tokens.change(in_transaction)
+        try:
+            return await self._tokens.change(in_transaction)
+        except NoSigningKey:
+            await self._signing_keys.ensure()
+            return await self._tokens.change(in_transaction)
 
 
 def _told(request: TokenRequest, answer: TokenResponse) -> TokenResponse:

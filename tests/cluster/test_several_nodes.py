@@ -4,16 +4,21 @@ import json
 import subprocess
 import threading
 import time
+from base64 import urlsafe_b64encode
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import paho.mqtt.client as paho
 import pytest
 import websocket
+from joserfc import jwt
+from joserfc.jwk import KeySet
 from paho.mqtt.enums import CallbackAPIVersion
 
 from tests.cluster.checker import BUSY_SECONDS
@@ -21,6 +26,7 @@ from tests.cluster.node import PATIENCE_SECONDS, Node, running_nodes, wait_until
 from tests.daemon import ADA, ADA_EMAIL, LIGHT_TYPE, USER_TOKEN, bearer, command_output, device_id, device_token
 from tests.factories import LIGHT_MANIFEST
 from tests.programs import require_program
+from tests.protocols.http.accounts.browser import Form
 
 pytestmark = pytest.mark.processes
 
@@ -380,3 +386,41 @@ def test_a_token_that_is_revoked_on_one_node_ends_the_connection_to_the_other(no
     body = {"sdid": device_id(5), "type": "message", "data": {"intensity": 1}}
     refused = httpx.post(f"{a.base}/messages", headers=bearer(device_token(5)), json=body, timeout=30)
     assert refused.status_code == 401
+
+
+def test_a_sign_in_at_one_node_is_exchanged_and_verified_at_the_other(nodes: list[Node]) -> None:
+    """OpenID Connect (reference 4.11): the code of one, the ID token of the other, and the keys of both."""
+    a, b = (str(node.base).removesuffix("/v1.1") for node in nodes)
+    verifier, callback = "v" * 43, "https://app.example.org/callback"
+    digest = sha256(verifier.encode()).digest()
+    with httpx.Client(timeout=PATIENCE_SECONDS) as browser:
+        form = Form(browser.get(f"{a}/console", follow_redirects=True).text)
+        signed_in = form.fields | {"email": ADA_EMAIL, "password": "correct horse battery staple"}
+        page = browser.post(f"{a}{form.action}", data=signed_in, follow_redirects=True).text
+        proof = page.partition('name="csrf" content="')[2].partition('"')[0]
+        given = browser.post(f"{a}/console/token", headers={"X-Console": proof}).raise_for_status().json()
+        of_console = bearer(given["accessToken"])
+        found = browser.get(f"{b}/v1.1/developer/organizations", headers=of_console).raise_for_status()
+        (acme,) = found.json()["data"]["organizations"]
+        body = {"name": "Grafana", "methods": ["pkce"], "redirectUris": [callback]}
+        path = f"{b}/v1.1/developer/organizations/{acme['id']}/applications"
+        client_id = browser.post(path, headers=of_console, json=body).raise_for_status().json()["data"]["id"]
+        asked = {
+            "client_id": client_id,
+            "response_type": "code",
+            "scope": "openid email",
+            "code_challenge": urlsafe_b64encode(digest).rstrip(b"=").decode(),
+            "code_challenge_method": "S256",
+        }
+        back = urlsplit(browser.get(f"{a}/accounts/authorize", params=asked).headers["location"])
+        exchange = {
+            "grant_type": "authorization_code",
+            "client_id": client_id,
+            "code": parse_qs(back.query)["code"][0],
+            "code_verifier": verifier,
+        }
+        token = browser.post(f"{b}/accounts/token", data=exchange).raise_for_status().json()["id_token"]
+        keys = [browser.get(f"{root}/accounts/jwks.json").raise_for_status().json() for root in (a, b)]
+    assert keys[0] == keys[1]
+    claims = jwt.decode(token, KeySet.import_key_set(keys[0]), algorithms=["RS256"]).claims
+    assert (claims["aud"], claims["email"]) == (client_id, ADA_EMAIL)

@@ -3,6 +3,7 @@
 import threading
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.daemon import Daemon, run_command, running_daemon
@@ -11,6 +12,13 @@ from tests.postgresql import ENGINE
 
 CLIENTS = 2
 ACKNOWLEDGED_BEFORE = 300
+
+
+def signing_keys(daemon: Daemon) -> list[dict[str, str]]:
+    """The public keys of ID tokens."""
+    address = daemon.base_url.replace("/v1.1", "/accounts/jwks.json")
+    (key,) = httpx.get(address).raise_for_status().json()["keys"]
+    return [key]
 
 
 @pytest.mark.processes
@@ -24,6 +32,7 @@ def test_a_backup_under_ingest_has_every_message_that_was_acknowledged_before(tm
         for _ in range(ACKNOWLEDGED_BEFORE):
             assert enough.acquire(timeout=30)
         acknowledged = [client.acknowledged for client in clients]
+        keys = signing_keys(daemon)
         made = run_command("backup", file, "--config", daemon.config)
         assert made.returncode == 0, made.stderr
         sent = [client.sent for client in clients]
@@ -43,6 +52,7 @@ def test_a_backup_under_ingest_has_every_message_that_was_acknowledged_before(tm
     assert restored.returncode == 0, restored.stderr
     other.start()
     try:
+        assert signing_keys(other) == keys, "sign-ins of other programs go on"
         for number in range(CLIENTS):
             stored = stored_counts(other, number)
             assert set(range(1, acknowledged[number] + 1)) <= stored.keys(), "acknowledged and lost"

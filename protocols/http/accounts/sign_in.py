@@ -134,6 +134,8 @@ class AuthorizationFlow:
     async def _allow(self, asked: AuthorizationRequest, session: Session, *, agreed: ConsentScreen | None) -> Response:
         outcome = await self._authorize.allow(asked, session.user.key, agreed=agreed, signed_in_on=session.created_on)
         if isinstance(outcome, ConsentScreen):
+            if asked.silent:
+                return outcome_response(asked.error("consent_required"))
             return _consent_page(asked, session, outcome, status=409, problem=CHANGED)
         return outcome_response(outcome)
 

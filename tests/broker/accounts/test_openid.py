@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlencode
 
@@ -10,8 +11,10 @@ from joserfc import jwt
 from joserfc.jwk import KeySet
 
 from broker.accounts.authorize import AuthorizationRequest, Redirect
+from broker.accounts.consent import ConsentScreen
 from broker.accounts.openid import scope_of
 from broker.errors import PermissionDenied
+from storage.database import Transaction
 from tests.broker.accounts.oauth_world import (
     CALLBACK,
     MOBILE,
@@ -27,8 +30,10 @@ from tests.factories import NOW_MS
 from tests.rows import each_row
 
 
-async def signed_in(oauth: OAuthWorld, application: str = WEB, **query: str) -> dict[str, Any]:
-    """The answer of /token after a sign-in that began ten seconds ago."""
+async def signed_in(
+    oauth: OAuthWorld, application: str = WEB, *, then: Callable[[Transaction], None] | None = None, **query: str
+) -> dict[str, Any]:
+    """The answer of /token after a sign-in that began ten seconds ago. `then`: between the code and its exchange."""
     proof = {"client_id": MOBILE, "code_verifier": VERIFIER} if application == MOBILE else {}
     if proof:
         query |= {"code_challenge": challenge_of(VERIFIER), "code_challenge_method": "S256"}
@@ -38,6 +43,8 @@ async def signed_in(oauth: OAuthWorld, application: str = WEB, **query: str) -> 
     back = await authorize.allow(asked, oauth.ada.key, agreed=screen, signed_in_on=NOW_MS - 10_000)
     assert isinstance(back, Redirect)
     code = query_of(back.url)["code"]
+    if then is not None:
+        await oauth.services.core.database.write(then)
     header = "" if proof else basic(application)
     return granted(await oauth.token(header, grant_type="authorization_code", code=code, **proof))
 
@@ -110,6 +117,24 @@ async def test_there_is_one_key_and_another_one_after_a_rotation(oauth: OAuthWor
     assert first["keys"][0]["kid"] != second["keys"][0]["kid"]
     answer = await signed_in(oauth, scope="openid")
     assert (await claims_of(oauth, answer["id_token"]))["sub"] == oauth.ada.id
+
+
+async def test_a_code_from_before_a_rotation_is_good_all_the_same(oauth: OAuthWorld) -> None:
+    answer = await signed_in(oauth, scope="openid", then=lambda tx: tx.authorizations.signing_keys.remove_all())
+    assert (await claims_of(oauth, answer["id_token"]))["sub"] == oauth.ada.id
+
+
+async def test_without_a_page_nobody_is_signed_in_for_the_first_time(oauth: OAuthWorld) -> None:
+    """OpenID Connect Core 1.0, 3.1.2.1, also for an application that gets no screen."""
+    authorize = oauth.services.accounts.authorize
+    silent = await oauth.read(client_id=WEB, response_type="code", scope="openid email", prompt="none")
+    plain = await oauth.read(client_id=WEB, response_type="code", scope="openid email")
+    assert await authorize.consent_needed(silent, oauth.ada.key) is not None
+    assert isinstance(await authorize.allow(silent, oauth.ada.key), ConsentScreen)  # nothing is stored
+    assert await authorize.consent_needed(plain, oauth.ada.key) is None
+    assert isinstance(await authorize.allow(plain, oauth.ada.key), Redirect)
+    assert await authorize.consent_needed(silent, oauth.ada.key) is None
+    assert isinstance(await authorize.allow(silent, oauth.ada.key), Redirect)
 
 
 @each_row(
