@@ -29,7 +29,7 @@ class ParquetNotInstalled(DomainError):
     """The library that writes Parquet is an optional part of the installation."""
 
     status = 501
-    template = "Parquet needs the extra parquet of this server: pip install 'trunkline[parquet]'"
+    template = "This server cannot write Parquet: its operator can install the extra parquet"
 
 
 class ParquetFailed(OSError):

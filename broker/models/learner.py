@@ -21,7 +21,7 @@ class LearningNotInstalled(DomainError):
     """The library that trains models is an optional part of the installation."""
 
     status = 501
-    template = "Models need the extra learning of this server: pip install 'trunkline[learning]'"
+    template = "This server cannot train models: its operator can install the extra learning"
 
 
 class LearningFailed(Exception):

@@ -22,7 +22,7 @@ class StreamsNotInstalled(DomainError):
     """The library that writes to cloud streams is an optional part of the installation."""
 
     status = 501
-    template = "Cloud streams need the extra streams of this server: pip install 'trunkline[streams]'"
+    template = "This server cannot write to cloud streams: its operator can install the extra streams"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

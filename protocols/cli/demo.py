@@ -249,6 +249,9 @@ async def _run(
             about.append(f'  Edge      forwards here: [[forward]] to = "http://{shown["http"]}", token_file = "{edge}"')
             await _pin(services)
             about.append(f"  Board     http://{shown['http']}/console/board: a chart, a value, an Action and a scene")
+            about.append(
+                f"  OpenID    for Grafana or Node-RED: http://{shown['http']}/.well-known/openid-configuration"
+            )
             introduction = _introduction(settings, shown, report, user_token, tokens, link, about)
             click.echo("\n".join(introduction))
             output = None if show_actions else subprocess.DEVNULL

@@ -67,6 +67,12 @@ class Tool(msgspec.Struct, frozen=True):
         return any(step.member for step in self.steps)
 
 
+def _tasks(call: str, of: str, items: str) -> ToolStep:
+    """A list of tasks, or of their statuses, with the argument `of`."""
+    only = (of, "count", "offset")
+    return ToolStep(call, only=only, needs=of, items=("data", items), goes_on=GoesOn.BY_OFFSET)
+
+
 _DID: Final = ("did",)
 _OWN: Final = {"uid": "self"}
 
@@ -196,27 +202,9 @@ TOOLS: Final[tuple[Tool, ...]] = (
         "How a task of device management or a roll-out of firmware stands on each of its devices (`tid`), which tasks "
         "a device has (`did`), or which tasks there are for a device type (`dtid`). Exactly one of them is given.",
         (
-            ToolStep(
-                "GET /devicemgmt/tasks/{tid}/statuses",
-                only=("tid", "count", "offset"),
-                needs="tid",
-                items=("data", "statuses"),
-                goes_on=GoesOn.BY_OFFSET,
-            ),
-            ToolStep(
-                "GET /devicemgmt/devices/{did}/tasks",
-                only=("did", "count", "offset"),
-                needs="did",
-                items=("data", "tasks"),
-                goes_on=GoesOn.BY_OFFSET,
-            ),
-            ToolStep(
-                "GET /devicemgmt/tasks",
-                only=("dtid", "count", "offset"),
-                needs="dtid",
-                items=("data", "tasks"),
-                goes_on=GoesOn.BY_OFFSET,
-            ),
+            _tasks("GET /devicemgmt/tasks/{tid}/statuses", "tid", "statuses"),
+            _tasks("GET /devicemgmt/devices/{did}/tasks", "did", "tasks"),
+            _tasks("GET /devicemgmt/tasks", "dtid", "tasks"),
         ),
         one_of=("tid", "did", "dtid"),
     ),

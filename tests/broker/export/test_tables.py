@@ -173,7 +173,7 @@ async def test_without_the_library_there_is_no_parquet(
     services: Services, ada: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parquet, "is_installed", lambda: False)
-    with pytest.raises(ParquetNotInstalled, match=r"trunkline\[parquet\]"):
+    with pytest.raises(ParquetNotInstalled, match="its operator can install the extra parquet"):
         await services.export.create(ada, asking(uids=ADA, format="parquet"))
 
 

@@ -10,15 +10,17 @@ import pytest
 
 from broker.devices.inventory import DeviceChanges
 from broker.devices.shares import ShareStatus
+from broker.secrets import token_hash
 from broker.services import Services
 from config.limits import MCP_ANSWER_BYTES, MCP_BODY_BYTES
 from config.settings import Limits, Mcp, Settings
 from protocols.http.mcp.tools import INSTRUCTIONS, TOOLS
-from storage.records import AuditFilter
+from storage.records import AuditFilter, TokenRecord
 from tests.factories import (
     ADA,
     ADA_TOKEN,
     APPLICATION_TOKEN,
+    BOB,
     BOB_TOKEN,
     BOBS,
     DASHBOARD,
@@ -31,6 +33,7 @@ from tests.factories import (
 from tests.protocols.http.conftest import bearer
 from tests.protocols.http.test_rules import ON, WARM, says
 from tests.rows import each_row
+from tests.trial_world import build_trial
 
 STATELESS: Final = "2026-07-28"
 HANDSHAKE: Final = "2025-11-25"
@@ -204,6 +207,35 @@ async def test_rights_are_those_of_the_token(assistant: Assistant, services: Ser
     assert refused.status_code == 403
     entries = await services.core.audit.find(_TOOL_CALLS)
     assert {entry.outcome for entry in entries} == {"done", "refused"}
+
+
+async def test_the_application_of_a_trial_sees_what_takes_part_in_it(
+    assistant: Assistant, services: Services, world: World
+) -> None:
+    """Its types of its participants, as over REST, and nothing of the person who administers it."""
+    made = await build_trial(services, world)
+    token = "7a" * 16
+    record = TokenRecord(token_hash(token), made.trial.record.application, None, 1, NOW_MS * 2)
+    await services.core.database.write(lambda tx: tx.accounts.put_token(record))
+    trial = Assistant(assistant.api, token)
+    await says(services, {"intensity": 41}, BOBS)
+    (device,) = (await trial.call("list_devices", uid=BOB))["data"]["devices"]
+    assert device["id"] == BOBS
+    described = await trial.call("describe_device", did=BOBS)
+    assert described["device"]["data"]["id"] == BOBS
+    (latest,) = (await trial.call("latest_values", sdids=BOBS))["data"]
+    assert latest["data"]["intensity"]["value"] == 41
+    assert (await trial.call("list_rules", uid=BOB))["data"] == []
+    for tool, arguments in {
+        "list_devices": {"uid": ADA},
+        "describe_device": {"did": KITCHEN},
+        "latest_values": {"sdids": KITCHEN},
+        "where_did_my_message_go": {"did": KITCHEN},
+        "list_rules": {"uid": ADA},
+        "list_scenes": {"uid": ADA},
+        "send_action": {"ddid": KITCHEN, "data": {"actions": [{"name": "setOn"}]}},
+    }.items():
+        assert (await trial.call(tool, **arguments))["error"]["code"] == 403, tool
 
 
 async def test_without_a_token_a_client_learns_where_to_get_one(assistant: Assistant, services: Services) -> None:
