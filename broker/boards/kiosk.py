@@ -6,6 +6,7 @@ link cost little more than one: the points of a chart are kept for half a minute
 
 from collections import OrderedDict
 from typing import Any, Final
+from zoneinfo import ZoneInfo
 
 import msgspec
 
@@ -19,10 +20,11 @@ from broker.ids import is_id
 from broker.limits.window import WINDOW_MS, Window
 from broker.messages.analytics import Analytics
 from broker.messages.folds import Fields
-from broker.messages.intervals import Interval
+from broker.messages.intervals import Interval, LocalInterval
 from broker.messages.snapshots import Snapshots
 from broker.secrets import token_hash
 from broker.trace.origin import acting, address_key
+from broker.zones import zone_named
 from config.limits import BOARD_CHARTS_KEPT, BOARD_LINK_MISSES, BOARD_LINK_WINDOW_SECONDS, BOARD_LOOKS
 from storage.boards import BoardRecord
 from storage.database import Database, Transaction
@@ -39,6 +41,9 @@ _SPANS: Final = {
     "month": (Interval.DAY, 31 * _DAY_MS),
     "year": (Interval.MONTH, 365 * _DAY_MS),
 }
+
+_OF_DAYS: Final = {Interval.DAY, Interval.MONTH}
+_UTC: Final = zone_named("UTC")
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -90,15 +95,16 @@ class Kiosk:
         self._analytics = analytics
         self._guesses = Throttle(clock, misses=BOARD_LINK_MISSES, window_seconds=BOARD_LINK_WINDOW_SECONDS)
         self._looks: OrderedDict[int, Window] = OrderedDict()
-        self._charts: OrderedDict[tuple[DeviceKey, str, str], tuple[int, tuple[Point, ...]]] = OrderedDict()
+        self._charts: OrderedDict[tuple[DeviceKey, str, str, str], tuple[int, tuple[Point, ...]]] = OrderedDict()
 
-    async def look(self, secret: str, *, address: str, with_charts: bool) -> ShownBoard:
+    async def look(self, secret: str, *, address: str, with_charts: bool, zone: str = "UTC") -> ShownBoard:
         """The board of a link, now.
 
         Args:
             secret: of the link.
             address: the IP address of the screen.
             with_charts: whether charts come with their points.
+            zone: the time zone of the screen, in which the days of charts begin; UTC for a name that is none.
 
         Raises:
             NotFound: there is no such link, it was revoked, it has expired, or its user is gone or disabled.
@@ -117,7 +123,8 @@ class Kiosk:
         found = await self._devices.find_all({one.did for one in tiles})
         seen = {id_: one for id_, one in found.items() if one is not None and one.is_held_by(board.user)}
         fields = await self._snapshots.of_all([device.key for device in seen.values()])
-        shown = [await self._shown(one, seen.get(one.did), fields, with_charts=with_charts) for one in tiles]
+        days_of = _zone(zone) if with_charts else None
+        shown = [await self._shown(one, seen.get(one.did), fields, days_of) for one in tiles]
         return ShownBoard(board.name, tuple(shown))
 
     def _count(self, board: BoardRecord) -> None:
@@ -148,13 +155,14 @@ class Kiosk:
         return await self._database.look_up(work)
 
     async def _shown(
-        self, tile: Tile, device: Device | None, fields: dict[DeviceKey, Fields], *, with_charts: bool
+        self, tile: Tile, device: Device | None, fields: dict[DeviceKey, Fields], zone: ZoneInfo | None
     ) -> ShownTile:
+        """`zone`: that of charts; None: without their points."""
         if device is None:
             return ShownTile(tile.kind, tile.title, "", tile.field, range=tile.range, wide=tile.wide)
         declared = device.manifest.manifest.field_at(tile.field)
         ts, _, value = fields[device.key].get(tile.field, (None, None, None))
-        points = await self._points(device, tile) if tile.kind == CHART and with_charts else ()
+        points = () if zone is None or tile.kind != CHART else await self._points(device, tile, zone)
         return ShownTile(
             tile.kind,
             tile.title,
@@ -168,16 +176,19 @@ class Kiosk:
             points=points,
         )
 
-    async def _points(self, device: Device, tile: Tile) -> tuple[Point, ...]:
-        key, now_ms = (device.key, tile.field, tile.range), self._clock.now_ms()
+    async def _points(self, device: Device, tile: Tile, zone: ZoneInfo) -> tuple[Point, ...]:
+        interval, length_ms = _SPANS[tile.range or "hour"]
+        days_of = zone if interval in _OF_DAYS else _UTC
+        key, now_ms = (device.key, tile.field, tile.range, days_of.key), self._clock.now_ms()
         known = self._charts.get(key)
         if known is not None and 0 <= now_ms - known[0] < _CHART_MS:
             return known[1]
-        interval, length_ms = _SPANS[tile.range or "hour"]
-        end = interval.end_of(interval.start_of(now_ms))
+        end = LocalInterval(interval, days_of).end_of(now_ms)
         start = Milliseconds(end - length_ms)
         try:
-            answer = await self._analytics.histogram(device, tile.field, interval, start_ms=start, end_ms=end)
+            answer = await self._analytics.histogram(
+                device, tile.field, interval, start_ms=start, end_ms=end, zone=days_of
+            )
         except ValidationFailed:  # the type has no such number any more
             return ()
         points = tuple(Point(at, one.mean, one.min, one.max, one.count) for at, one in answer.buckets)
@@ -186,3 +197,10 @@ class Kiosk:
         while len(self._charts) > BOARD_CHARTS_KEPT:
             self._charts.popitem(last=False)
         return points
+
+
+def _zone(name: str) -> ZoneInfo:
+    try:
+        return zone_named(name)
+    except ValueError:
+        return _UTC

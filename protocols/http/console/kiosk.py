@@ -23,10 +23,17 @@ _ENCODER: Final = msgspec.json.Encoder()
 def add_kiosk(routes: Blueprint, kiosk: Kiosk) -> None:
     @routes.post(f"{HOME}/kiosk")
     async def look() -> Response:
-        """The board of the secret in the header X-Kiosk, with the points of charts if the query asks for them."""
+        """The board of the secret in the header X-Kiosk, with the points of charts if the query wants them, by the days
+        of its `zone`."""
         secret = request.headers.get("X-Kiosk", "")[: _SECRET_CHARACTERS + 1]
+        asked = request.args
         try:
-            shown = await kiosk.look(secret, address=remote_address(), with_charts=request.args.get("charts") == "1")
+            shown = await kiosk.look(
+                secret,
+                address=remote_address(),
+                with_charts=asked.get("charts") == "1",
+                zone=asked.get("zone", ""),
+            )
         except NotFound:
             return Answer(b'{"error":{"code":404,"message":"This link is no longer valid"}}', 404).response()
         except TooManyAttempts as refused:

@@ -1,6 +1,8 @@
 """/boards: pinned tiles, their bounds, and read-only links (reference 12.14)."""
 
+from datetime import datetime
 from typing import Any, Final
+from zoneinfo import ZoneInfo
 
 import httpx
 import pytest
@@ -11,7 +13,7 @@ from broker.errors import NotFound, TooManyAttempts
 from broker.services import Services
 from config.limits import BOARD_LINK_MISSES, BOARD_LINK_WINDOW_SECONDS, BOARD_TILES_MAX, BOARDS_OF_USER
 from storage.records import GrantRecord
-from tests.factories import ADA, ADA_TOKEN, BOB_TOKEN, HALL, KITCHEN, KITCHEN_TOKEN, World, allow
+from tests.factories import ADA, ADA_TOKEN, BOB_TOKEN, HALL, KITCHEN, KITCHEN_TOKEN, NOW_MS, World, allow
 from tests.fakes import FakeClock
 from tests.protocols.http.conftest import bearer
 from tests.protocols.http.test_conventions import error_of
@@ -109,6 +111,25 @@ async def linked(services: Services, api: httpx.AsyncClient, expires_on: int | N
 
 async def look(kiosk: Kiosk, secret: str, address: str = "192.0.2.7") -> ShownBoard:
     return await kiosk.look(secret, address=address, with_charts=True)
+
+
+async def test_days_of_a_link_begin_by_the_clock_of_its_screen(
+    api: httpx.AsyncClient, services: Services, fake_clock: FakeClock
+) -> None:
+    body = {"sdid": KITCHEN, "data": {"temperature": 21.5}}
+    assert (await api.post("/messages", json=body, headers=bearer(KITCHEN_TOKEN))).status_code == 200
+    chart = {"kind": "chart", "did": KITCHEN, "field": "temperature", "range": "month"}
+    id_ = (await made(api, [chart]))["id"]
+    board = await services.core.database.read(lambda tx: tx.boards.by_id(id_))
+    assert board is not None
+    secret = (await services.boards.boards.link(board, None)).secret
+    fake_clock.advance(120_000)
+    for zone in ("Pacific/Kiritimati", "America/Anchorage", "Asia/Kathmandu", "No/Where"):
+        shown = await services.boards.kiosk.look(secret, address="192.0.2.7", with_charts=True, zone=zone)
+        (point,) = shown.tiles[0].points
+        of_screen = ZoneInfo("UTC" if zone == "No/Where" else zone)
+        day = datetime.fromtimestamp(NOW_MS / 1000, of_screen).replace(hour=0, minute=0, second=0, microsecond=0)
+        assert point.t == day.timestamp() * 1000, zone
 
 
 async def test_a_link_shows_values_and_charts_and_no_actions(

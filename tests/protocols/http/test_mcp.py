@@ -226,7 +226,7 @@ async def test_the_application_of_a_trial_sees_what_takes_part_in_it(
     (latest,) = (await trial.call("latest_values", sdids=BOBS))["data"]
     assert latest["data"]["intensity"]["value"] == 41
     assert (await trial.call("list_rules", uid=BOB))["data"] == []
-    for tool, arguments in {
+    asked: dict[str, dict[str, Any]] = {
         "list_devices": {"uid": ADA},
         "describe_device": {"did": KITCHEN},
         "latest_values": {"sdids": KITCHEN},
@@ -234,7 +234,8 @@ async def test_the_application_of_a_trial_sees_what_takes_part_in_it(
         "list_rules": {"uid": ADA},
         "list_scenes": {"uid": ADA},
         "send_action": {"ddid": KITCHEN, "data": {"actions": [{"name": "setOn"}]}},
-    }.items():
+    }
+    for tool, arguments in asked.items():
         assert (await trial.call(tool, **arguments))["error"]["code"] == 403, tool
 
 

@@ -117,13 +117,22 @@ function live(message) {
   }
 }
 
+// When the minute, day or month ends that `now` is in, by the viewer's clock
+function endOf(interval, now) {
+  const at = new Date(now);
+  if (interval === "day") return new Date(at.getFullYear(), at.getMonth(), at.getDate() + 1).getTime();
+  if (interval === "month") return new Date(at.getFullYear(), at.getMonth() + 1, 1).getTime();
+  const step = { minute: 60000, tenMinutes: 600000 }[interval];
+  return Math.ceil(now / step) * step;
+}
+
 async function charts() {
   const now = Date.now();
   await Promise.all(board.data.tiles.map(async (one, at) => {
     const part = parts[at];
     if (!(part instanceof ChartTile)) return;
     const { interval, length } = part.range;
-    const step = { minute: 60000, tenMinutes: 600000 }[interval] ?? 86400000, end = Math.ceil(now / step) * step;
+    const end = endOf(interval, now);
     const { data } = await get("/messages/analytics/histogram", { sdid: one.did, field: one.field, interval, startDate: end - length, endDate: end, timezone: ZONE });
     part.show(data.map((each) => ({ t: each.ts, v: each.mean, low: each.min, high: each.max, count: each.count })));
   }));

@@ -7,6 +7,7 @@ import { _ } from "./texts.js";
 const VALUES_MS = 3000;
 const CHARTS_MS = 60000;
 const LONGEST_WAIT_MS = 60000;
+const CHARTS = `?charts=1&zone=${encodeURIComponent(Intl.DateTimeFormat().resolvedOptions().timeZone)}`;
 const secret = location.hash.slice(1);
 let laid = "";
 let parts = [];
@@ -15,7 +16,7 @@ let failures = 0;
 
 async function look() {
   const now = Date.now(), withCharts = now - chartsOn >= CHARTS_MS;
-  const answer = await fetch(`/console/kiosk${withCharts ? "?charts=1" : ""}`, { method: "POST", headers: { "X-Kiosk": secret } });
+  const answer = await fetch(`/console/kiosk${withCharts ? CHARTS : ""}`, { method: "POST", headers: { "X-Kiosk": secret } });
   if (answer.status === 404) return false;
   if (!answer.ok) throw new TypeError("no connection");
   const { data } = await answer.json();
