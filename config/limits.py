@@ -240,6 +240,7 @@ IMPORTS_KEPT_DAYS: Final = 30
 IMPORT_WRONG_LINES: Final = 100  # that are named
 DATA_READERS_SHOWN: Final = 200  # reference 5.9
 ERASURES_OF_USER: Final = 100  # reference 9.12: deletions of messages that go on
+ERASURES_AT_ONCE: Final = 16  # reference 21.7: one of each user, and a step of one of them at a time
 ERASURES_SHOWN: Final = 100
 ERASURES_KEPT_DAYS: Final = 30
 

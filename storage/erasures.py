@@ -96,10 +96,14 @@ class ErasureStore(Store):
 
     def first_buckets(self, device: DeviceKey, level: str, start: int, end: int) -> list[tuple[int, int]]:
         """The fields with buckets of a level that begin within `start` and `end`, each with its first one."""
+        # From each field of the device to its next one: there may be many of other devices.
         rows = self._db.execute(
-            "SELECT * FROM (SELECT f.key AS field, (SELECT min(r.bucket) FROM rollup AS r WHERE r.device = :device"
-            " AND r.field = f.key AND r.level = :level AND r.bucket >= :start AND r.bucket <= :end) AS bucket"
-            " FROM field AS f) AS firsts WHERE bucket IS NOT NULL",
+            "WITH RECURSIVE own(field) AS (SELECT min(field) FROM rollup WHERE device = :device UNION ALL"
+            " SELECT (SELECT min(n.field) FROM rollup AS n WHERE n.device = :device AND n.field > own.field) FROM own"
+            " WHERE own.field IS NOT NULL)"
+            " SELECT * FROM (SELECT own.field AS field, (SELECT min(r.bucket) FROM rollup AS r WHERE"
+            " r.device = :device AND r.field = own.field AND r.level = :level AND r.bucket >= :start"
+            " AND r.bucket <= :end) AS bucket FROM own WHERE own.field IS NOT NULL) AS firsts WHERE bucket IS NOT NULL",
             {"device": device, "level": level, "start": start, "end": end},
         )
         return [(row["field"], row["bucket"]) for row in rows]

@@ -1,31 +1,32 @@
 """Counts a device's rollups and its snapshot again after messages in a range of times were deleted.
 
 A bucket that the range touches is counted again from the messages that are left. That takes long for a day with
-very many of them, so it is done beside the projector, up to a position; then the projector writes the device's folds,
-and the result takes the place of what the store has, in one transaction with the rows that came since.
+very many of them, and there are as many buckets as the range has minutes; so it is done in steps, beside the projector.
+Each step reads a page of messages, deletes some buckets, or has the projector write the device's folds and puts some
+buckets, with the rows that came since, in the place of what the store has. The caller gives the turns of the steps.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
-import trio
 
-from broker.messages.decoding import decode, flat
+from broker.messages.decoding import decode, decoded, flat
 from broker.messages.folds import Fields, Open, decode_fields, decode_open, encoded
+from broker.messages.intervals import Interval
 from broker.messages.projections import Projector
 from broker.messages.rollups import (
     EVERY_MESSAGE,
     LEVELS,
-    Buckets,
+    Cells,
     RollupWriter,
-    add_row,
+    collect,
     merge_into,
     newest_buckets,
     summarised,
     summary_of,
-    values_in,
 )
 from storage.database import Database, Transaction
 from storage.keys import DeviceKey, Milliseconds, Position
@@ -35,14 +36,20 @@ from storage.records import MessageRow, SnapshotRow
 from storage.sql import StoreError
 
 _ROWS: Final = 500  # read at a time
+_ROWS_AT_ONCE: Final = 50  # counted until it is enough for a step
 #: Rollups that are deleted in one step at most: a day of the minutes of one field.
 _STEP_ROLLUPS: Final = 1_440
-_PAUSE_SECONDS: Final = 0.01
-#: Rows that came while it was counted, and that are added while the projector waits.
-_MORE_ROWS: Final = 2_000
-_TRIES: Final = 10
+#: Rollups that are put in one step at most: about these, or those of one bucket.
+_STEP_CELLS: Final = 2_000
+#: Rows that came while it was counted, and that are added while the projector and the writer wait.
+_MORE_ROWS: Final = 250
+_TRIES: Final = 20
 
+T = TypeVar("T")
 _Found = dict[str, tuple[Milliseconds, Position, Any]]
+_Counted = dict[int, Cells]  # by the start of the bucket
+#: A step is taken while the block lasts; then others have their turn.
+Turn = Callable[[], AbstractAsyncContextManager[None]]
 
 
 class Erased(msgspec.Struct, frozen=True):
@@ -56,144 +63,232 @@ class Erased(msgspec.Struct, frozen=True):
     def has(self, ts: int, position: int) -> bool:
         return self.start_ms <= ts <= self.end_ms and position <= self.head
 
-    def first_and_last(self, width: int) -> tuple[int, int]:
-        """The starts of the first and the last bucket that the range touches."""
-        return self.start_ms - self.start_ms % width, self.end_ms - self.end_ms % width
+    def part(self, level: Interval, width: int) -> "_Part":
+        """The buckets of a level that the range touches."""
+        return _Part(
+            self.device, level, width, self.start_ms - self.start_ms % width, self.end_ms - self.end_ms % width
+        )
+
+
+class _Part(msgspec.Struct, frozen=True):
+    """The buckets of a device and a level that begin from `first` to `last`."""
+
+    device: DeviceKey
+    level: Interval
+    width: int
+    first: int
+    last: int
+
+
+class _Page(NamedTuple):
+    counted: _Counted
+    place: SortKey | None  # of the last row; None: there are no more
 
 
 class Recounts:
     def __init__(self, database: Database, projector: Projector, lease: Holder) -> None:
         self._database, self._projector, self._lease = database, projector, lease
 
-    async def recount(self, erased: Erased) -> None:
+    async def recount(self, erased: Erased, turn: Turn) -> None:
         """Bring rollups and snapshot in accord with the messages that are left. Raises StoreError."""
-        upto = await self._projector.caught_up(erased.device)
-        buckets = await self._counted(erased, upto)
-        fields = await self._newest(erased, upto)
-        await self._delete_old(erased)
+        for level, width in LEVELS:
+            part = erased.part(level, width)
+            while part.first <= part.last:
+                done = await self._recount_some(part, turn)
+                part = msgspec.structs.replace(part, first=done + width)
+        await self._mend_snapshot(erased, turn)
+
+    async def _recount_some(self, whole: _Part, turn: Turn) -> int:
+        """Count the first buckets of a part again; return the start of the last one of them."""
+        upto = await self._caught_up(whole.device, turn)
+        counted, part = await self._counted(whole, upto, turn)
+        await self._delete_old(part, turn)
         for _ in range(_TRIES):
-            upto = await self._follow(erased, buckets, fields, upto)
-            work = partial(_replace, erased, buckets, fields, upto)
-            if await self._projector.rewrite(erased.device, work):
+            counted, upto = await self._follow(part, counted, upto, turn)
+            counted, part = _first_of(part, counted)
+            async with turn():
+                is_done = await self._projector.rewrite(part.device, partial(_replace, part, counted, upto))
+            if is_done:
+                return part.last
+        raise StoreError("messages come faster than they are counted again")
+
+    async def _caught_up(self, device: DeviceKey, turn: Turn) -> Position:
+        async with turn():
+            return await self._projector.caught_up(device)
+
+    async def _read(self, turn: Turn, work: Callable[[Transaction], T]) -> T:
+        async with turn():
+            return await self._database.read(work)
+
+    async def _counted(self, whole: _Part, upto: Position, turn: Turn) -> tuple[_Counted, _Part]:
+        """The first buckets of a part, as many as are put in one step; and the part that they are."""
+        counted, place = _Counted(), None
+        end = Milliseconds(whole.last + whole.width - 1)
+        while True:
+            search = Range(Milliseconds(whole.first), end, limit=_ROWS, after=place, until=upto)
+            counted, place = await self._read(turn, partial(_count_page, whole, search, counted))
+            if place is None:
+                return _first_of(whole, counted)
+            if _is_enough(counted):
+                newest = max(counted)  # more rows of it may come
+                del counted[newest]
+                return _first_of(msgspec.structs.replace(whole, last=newest - whole.width), counted)
+
+    async def _follow(self, part: _Part, counted: _Counted, upto: Position, turn: Turn) -> tuple[_Counted, Position]:
+        """Count the rows that came since, so that few are left to count while the writer waits."""
+        until = await self._caught_up(part.device, turn)
+        while upto < until:
+            search = Range(None, None, behind=upto, until=until, by_arrival=True, limit=_ROWS)
+            counted, place = await self._read(turn, partial(_count_page, part, search, counted))
+            if place is None:
+                break
+            upto = place[1]
+        return counted, until
+
+    async def _delete_old(self, part: _Part, turn: Turn) -> None:
+        """Delete most of the buckets of a part, in steps."""
+        while found := await self._read(turn, partial(_first_buckets, part)):
+            first = min(bucket for _, bucket in found)
+            last = min(part.last, first + (_STEP_ROLLUPS - 1) * part.width)
+            fields = [field for field, bucket in found if bucket <= last]
+            at_once = max(1, _STEP_ROLLUPS * part.width // (last - first + part.width))
+            for place in range(0, len(fields), at_once):
+                some = fields[place : place + at_once]
+                async with turn():
+                    await self._database.write_own(self._lease, partial(_delete_buckets, part, some, first, last))
+
+    async def _mend_snapshot(self, erased: Erased, turn: Turn) -> None:
+        """Put older values in the place of deleted ones."""
+        upto = await self._caught_up(erased.device, turn)
+        found = await self._newest(erased, upto, turn)
+        for _ in range(_TRIES):
+            until = await self._caught_up(erased.device, turn)
+            while upto < until:
+                search = Range(None, None, behind=upto, until=until, by_arrival=True, limit=_ROWS)
+                rows = await self._read(turn, partial(_page, erased.device, search))
+                _note_newest(found, rows)
+                if len(rows) < _ROWS:
+                    break
+                upto = rows[-1].position
+            upto = until
+            async with turn():
+                is_done = await self._projector.rewrite(erased.device, partial(_mend, erased, found, upto))
+            if is_done:
                 return
         raise StoreError("messages come faster than they are counted again")
 
-    async def _follow(self, erased: Erased, buckets: Buckets, found: _Found, upto: Position) -> Position:
-        """Count the rows that came since, so that few are left to count while the projector waits."""
-        until = await self._projector.caught_up(erased.device)
-        while upto < until:
-            search = Range(None, None, behind=upto, until=until, by_arrival=True, limit=_ROWS)
-            rows = await self._database.read(partial(_page, erased.device, search))
-            _add(buckets, erased, rows)
-            _note_newest(found, rows)
-            if len(rows) < _ROWS:
-                break
-            upto = rows[-1].position
-            await trio.sleep(_PAUSE_SECONDS)
-        return until
-
-    async def _counted(self, erased: Erased, upto: Position) -> Buckets:
-        """The buckets that the range touches."""
-        _, width = LEVELS[-1]
-        first, last = erased.first_and_last(width)
-        buckets: Buckets = {}
-        place: SortKey | None = None
-        while True:
-            search = Range(Milliseconds(first), Milliseconds(last + width - 1), limit=_ROWS, after=place, until=upto)
-            rows = await self._database.read(partial(_page, erased.device, search))
-            _add(buckets, erased, rows)
-            if len(rows) < _ROWS:
-                return buckets
-            place = (rows[-1].ts, rows[-1].position)
-            await trio.sleep(_PAUSE_SECONDS)
-
-    async def _newest(self, erased: Erased, upto: Position) -> _Found:
+    async def _newest(self, erased: Erased, upto: Position, turn: Turn) -> _Found:
         """The values that take the place of deleted ones in the snapshot."""
-        saved = await self._database.read(lambda tx: tx.snapshots.of(erased.device))
+        saved = await self._read(turn, lambda tx: tx.snapshots.of(erased.device))
         fields: Fields = {} if saved is None else decode_fields(saved.fields)
-        missing = {path for path, (ts, position, _) in fields.items() if erased.has(ts, position)}
+        missing = frozenset(path for path, (ts, position, _) in fields.items() if erased.has(ts, position))
         found: _Found = {}
         place: SortKey | None = None
         while missing:
             search = Range(None, erased.end_ms, limit=_ROWS, before=place, until=upto, descending=True)
-            rows = await self._database.read(partial(_page, erased.device, search))
-            for row in rows:
-                values = flat(decode(row.data))
-                for path in missing.intersection(values):
-                    found[path] = (row.ts, row.position, values[path])
-                missing -= found.keys()
-            if len(rows) < _ROWS:
+            some, place = await self._read(turn, partial(_newest_in_page, erased.device, search, missing))
+            found |= some
+            missing -= some.keys()
+            if place is None:
                 break
-            place = (rows[-1].ts, rows[-1].position)
-            await trio.sleep(_PAUSE_SECONDS)
         return found
-
-    async def _delete_old(self, erased: Erased) -> None:
-        """Delete most of the buckets that the range touches, in steps."""
-        for level, width in LEVELS:
-            first, last = erased.first_and_last(width)
-            while found := await self._database.read(partial(_first_buckets, erased.device, level, first, last)):
-                upto = min(last, min(bucket for _, bucket in found) + (_STEP_ROLLUPS - 1) * width)
-                for field, bucket in found:
-                    if bucket <= upto:
-                        await self._database.write_own(
-                            self._lease, partial(_delete_buckets, erased.device, level, field, bucket, upto)
-                        )
-                        await trio.sleep(_PAUSE_SECONDS)
 
 
 def _page(device: DeviceKey, search: Range, tx: Transaction) -> list[MessageRow]:
     return tx.message_searches.page([device], search)
 
 
-def _first_buckets(device: DeviceKey, level: str, first: int, last: int, tx: Transaction) -> list[tuple[int, int]]:
-    return tx.erasures.first_buckets(device, level, first, last)
+def _count_page(part: _Part, search: Range, before: _Counted, tx: Transaction) -> _Page:
+    """What was counted before, with a page of rows: in the reader's thread, since it takes long."""
+    rows = _page(part.device, search, tx)
+    counted = before
+    for start in range(0, len(rows), _ROWS_AT_ONCE):
+        some = rows[start : start + _ROWS_AT_ONCE]
+        counted = _added(part, counted, some)
+        if _is_enough(counted) and not search.by_arrival:
+            return _Page(counted, (some[-1].ts, some[-1].position))
+    return _Page(counted, _place_behind(rows))
 
 
-def _delete_buckets(device: DeviceKey, level: str, field: int, first: int, last: int, tx: Transaction) -> None:
-    tx.erasures.delete_buckets(device, level, [field], first, last)
+def _is_enough(counted: _Counted) -> bool:
+    return len(counted) > 1 and sum(map(len, counted.values())) >= _STEP_CELLS
 
 
-def _add(buckets: Buckets, erased: Erased, rows: Iterable[MessageRow]) -> None:
-    """Count rows in the buckets that the range touches."""
+def _first_of(part: _Part, counted: _Counted) -> tuple[_Counted, _Part]:
+    """As many buckets of a part as are put in one step, and the part that they are."""
+    kept, cells = _Counted(), 0
+    for start in sorted(counted):
+        cells += len(counted[start])
+        if kept and cells > _STEP_CELLS:
+            return kept, msgspec.structs.replace(part, last=start - part.width)
+        kept[start] = counted[start]
+    return kept, part
+
+
+def _newest_in_page(
+    device: DeviceKey, search: Range, missing: frozenset[str], tx: Transaction
+) -> tuple[_Found, SortKey | None]:
+    rows, found = _page(device, search, tx), _Found()
     for row in rows:
-        fields = flat(decode(row.data))
-        for level, width in LEVELS:
-            first, last = erased.first_and_last(width)
-            start = row.ts - row.ts % width
-            if first <= start <= last:
-                minutes: Any = {}
-                add_row(minutes, row.ts, fields)
-                merge_into(buckets.setdefault((level, start), {}), summarised(values_in(minutes, row.ts)))
+        values = flat(decode(row.data))
+        for path in missing.intersection(values) - found.keys():
+            found[path] = (row.ts, row.position, values[path])
+    return found, _place_behind(rows)
 
 
-def _replace(erased: Erased, counted: Buckets, newest: _Found, upto: Position, tx: Transaction) -> bool:
+def _place_behind(rows: Sequence[MessageRow]) -> SortKey | None:
+    """Where the next page begins; None: there is none."""
+    return (rows[-1].ts, rows[-1].position) if len(rows) >= _ROWS else None
+
+
+def _first_buckets(part: _Part, tx: Transaction) -> list[tuple[int, int]]:
+    return tx.erasures.first_buckets(part.device, part.level, part.first, part.last)
+
+
+def _delete_buckets(part: _Part, fields: Sequence[int], first: int, last: int, tx: Transaction) -> None:
+    tx.erasures.delete_buckets(part.device, part.level, fields, first, last)
+
+
+def _added(part: _Part, before: _Counted, rows: Sequence[MessageRow]) -> _Counted:
+    """What was counted before, which stays as it is, with these rows, of which others are left out."""
+    counted, own = dict(before), set[int]()
+    inside = [row for row in rows if part.first <= row.ts - row.ts % part.width <= part.last]
+    for minute, values in collect(decoded(inside)).items():
+        start = minute - minute % part.width
+        if start not in own:
+            own.add(start)
+            counted[start] = dict(counted.get(start, ()))
+        merge_into(counted[start], summarised(values))
+    return counted
+
+
+def _replace(part: _Part, counted: _Counted, upto: Position, tx: Transaction) -> bool:
     """Put what was counted up to a position, and the rows behind it, in the place of what the store has.
 
     False: too many rows came since.
     """
-    device = erased.device
+    device = part.device
     if (saved := tx.snapshots.of(device)) is None or tx.devices.device(device) is None:
         return True
-    behind = Range(None, None, behind=upto, until=saved.position, by_arrival=True, limit=_MORE_ROWS + 1)
-    rows: Sequence[MessageRow] = tx.message_searches.page([device], behind) if saved.position > upto else []
-    if len(rows) > _MORE_ROWS:
+    if (rows := _rows_since(tx, device, upto, saved.position)) is None:
         return False
-    buckets = {place: dict(cells) for place, cells in counted.items()}
-    _add(buckets, erased, rows)
     opened = decode_open(saved.open) if saved.open is not None else newest_buckets(tx, device)
-    for level, width in LEVELS:
-        first, last = erased.first_and_last(width)
-        for field, bucket in tx.erasures.first_buckets(device, level, first, last):
-            tx.erasures.delete_buckets(device, level, [field], bucket, last)
+    if fields := [field for field, _ in _first_buckets(part, tx)]:
+        _delete_buckets(part, fields, part.first, part.last, tx)
+    buckets = {(part.level, start): cells for start, cells in _added(part, counted, rows).items()}
     RollupWriter().put(tx, [(device, buckets)])
-    for level, width in LEVELS:
-        first, last = erased.first_and_last(width)
-        if level in opened and first <= opened[level][0] <= last:
-            _open_newest(tx, device, level, opened)
-    fields = _mended(decode_fields(saved.fields), erased, newest, rows)
-    tx.snapshots.put_all([SnapshotRow(device, saved.position, encoded(fields), encoded(opened))])
+    if part.level in opened and part.first <= opened[part.level][0] <= part.last:
+        _open_newest(tx, device, part.level, opened)
+        tx.snapshots.put_all([SnapshotRow(device, saved.position, saved.fields, encoded(opened))])
     return True
+
+
+def _rows_since(tx: Transaction, device: DeviceKey, upto: Position, until: Position) -> list[MessageRow] | None:
+    """The rows behind a position; None: they are too many."""
+    if until <= upto:
+        return []
+    rows = _page(device, Range(None, None, behind=upto, until=until, by_arrival=True, limit=_MORE_ROWS + 1), tx)
+    return rows if len(rows) <= _MORE_ROWS else None
 
 
 def _open_newest(tx: Transaction, device: DeviceKey, level: Any, opened: Open) -> None:
@@ -201,6 +296,18 @@ def _open_newest(tx: Transaction, device: DeviceKey, level: Any, opened: Open) -
     del opened[level]
     if (start := tx.rollups.last(device, EVERY_MESSAGE, level)) is not None:
         opened[level] = start, {path: summary_of(row) for path, row in tx.rollups.in_bucket(device, level, start)}
+
+
+def _mend(erased: Erased, newest: _Found, upto: Position, tx: Transaction) -> bool:
+    """Take deleted values out of the snapshot. False: too many rows came since."""
+    device = erased.device
+    if (saved := tx.snapshots.of(device)) is None or tx.devices.device(device) is None:
+        return True
+    if (rows := _rows_since(tx, device, upto, saved.position)) is None:
+        return False
+    fields = _mended(decode_fields(saved.fields), erased, newest, rows)
+    tx.snapshots.put_all([SnapshotRow(device, saved.position, encoded(fields), saved.open)])
+    return True
 
 
 def _mended(fields: Fields, erased: Erased, newest: _Found, rows: Iterable[MessageRow]) -> Fields:

@@ -1,11 +1,13 @@
 """Deleting messages that an owner no longer wants kept, and the worker that does it (reference 9.12).
 
-The worker takes the oldest erasure of each user in turn, and of each some messages, in steps for which other writes
-hardly wait. When the messages are gone, rollups and the snapshot are counted again. Each step is found again after a
-restart: what is deleted is not found a second time.
+The worker takes the oldest erasure of each user, and a step of one of them after the other, so that nobody waits for
+what others delete. A step is so small that other writes hardly wait for it. When the messages are gone, rollups and the
+snapshot are counted again, in such steps, too. Each step is found again after a restart: what is deleted is not found a
+second time, and what was counted again is counted once more.
 """
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
@@ -30,20 +32,23 @@ from broker.ids import new_id
 from broker.loops import Loop, Wakeup
 from broker.messages.recounts import Erased, Recounts
 from broker.trace.audit import AuditEvent, note
-from config.limits import ERASURES_KEPT_DAYS, ERASURES_OF_USER, ERASURES_SHOWN
+from broker.trace.origin import acting
+from config.limits import ERASURES_AT_ONCE, ERASURES_KEPT_DAYS, ERASURES_OF_USER, ERASURES_SHOWN
 from storage.ballast import making_room
 from storage.database import Database, Transaction
 from storage.erasures import ErasureRecord
-from storage.keys import DeviceKey, Milliseconds, Position
+from storage.fair_places import FairPlaces
+from storage.keys import DeviceKey, Milliseconds, Position, UserKey
 from storage.leases import Holder
 from storage.message_searches import Range, SortKey
+from storage.outages import Outage
+from storage.sql import StoreError
 
 _LOOK_SECONDS: Final = 60.0
 _RETRY_SECONDS: Final = 5.0
 _PAUSE_SECONDS: Final = 0.01  # other writes commit
 _STEP_ROWS: Final = 250
 _STEP_ENTRIES: Final = 2_000
-_STEPS_OF_TURN: Final = 40
 _LATEST_MS: Final = 2**62
 _DAY_MS: Final = 86_400_000
 _TRY_LATER_SECONDS: Final = 60
@@ -90,16 +95,13 @@ class Erasures:
         self._lease, self._clock, self._wakeup, self._end_exports = lease, clock, wakeup, end_exports
         #: How far the search for messages to delete has come: they are not looked for twice.
         self._places: dict[str, SortKey] = {}
+        self._nursery: trio.Nursery | None = None
+        #: Whose erasures go on now, and when one of each was begun last.
+        self._at_work: set[UserKey | None] = set()
+        self._begun: dict[UserKey | None, float] = {}
+        self._steps = FairPlaces(1)
+        self._outage = Outage("messages_not_deleted")
         self._finished = self._messages = 0
-        self.work_forever = Loop(
-            self._turn,
-            every=_LOOK_SECONDS,
-            wakeup=wakeup,
-            at_once=True,
-            failure="messages_not_deleted",
-            retry_seconds=_RETRY_SECONDS,
-            deletes=True,
-        ).run
 
     async def create(self, caller: Caller, device: Device, start_ms: int, end_ms: int) -> ShownErasure:
         """Delete the messages of a device with `start_ms <= ts <= end_ms` that are stored by now.
@@ -166,35 +168,69 @@ class Erasures:
 
     # The worker
 
-    async def _turn(self) -> bool:
-        """Some steps of the oldest erasure of each user. Raises StoreError."""
+    async def work_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            self._at_work.clear()
+            task_status.started()
+            await Loop(
+                self._begin,
+                every=_LOOK_SECONDS,
+                wakeup=self._wakeup,
+                at_once=True,
+                failure="messages_not_deleted",
+                retry_seconds=_RETRY_SECONDS,
+                deletes=True,
+            ).run()
+
+    async def _begin(self) -> None:
+        """Begin the oldest erasure of each user, in the order in which they have waited. Raises StoreError."""
         if self._clock.may_delete():
             before_ms = self._clock.now_ms() - ERASURES_KEPT_DAYS * _DAY_MS
             await self._database.write_own(self._lease, lambda tx: tx.erasures.forget_ended(before_ms))
-        is_left = False
-        for record in await self._database.read(lambda tx: tx.erasures.first_of_each_user()):
-            with making_room():
-                is_left |= not await self._some(record)
-        return is_left
+        first = await self._database.read(lambda tx: tx.erasures.first_of_each_user())
+        self._begun = {one.user: self._begun.get(one.user, 0.0) for one in first}
+        for record in sorted(first, key=lambda one: self._begun[one.user]):
+            is_new = record.user not in self._at_work and len(self._at_work) < ERASURES_AT_ONCE
+            if is_new and self._nursery is not None:
+                self._at_work.add(record.user)
+                self._begun[record.user] = trio.current_time()
+                self._nursery.start_soon(self._serve, record)
 
-    async def _some(self, record: ErasureRecord) -> bool:
-        """Some steps of one; whether it has ended."""
-        for _ in range(_STEPS_OF_TURN):
-            if await self._delete_some(record):
-                break
-            await trio.sleep(_PAUSE_SECONDS)
-        else:
-            return False
+    async def _serve(self, record: ErasureRecord) -> None:
+        acting("", payer=f"erasures of {record.user}")  # its reads take the turns of one user
+        try:
+            with making_room():
+                await self._work(record)
+            self._outage.succeeded()
+        except StoreError as error:  # it goes on where it was
+            self._outage.failed(error)
+            await trio.sleep(_RETRY_SECONDS)
+        finally:
+            self._at_work.discard(record.user)
+            self._wakeup.set()
+
+    @asynccontextmanager
+    async def _turn(self, user: UserKey | None) -> AsyncIterator[None]:
+        async with self._steps.of(user):
+            yield
+        await trio.sleep(_PAUSE_SECONDS)
+
+    async def _work(self, record: ErasureRecord) -> None:
+        turn = partial(self._turn, record.user)
         is_left = True
         while is_left:
-            is_left = await self._database.write_own(self._lease, partial(_delete_beside, record))
-            await trio.sleep(_PAUSE_SECONDS)
-        await self._recounts.recount(Erased(record.device, record.start_ms, record.end_ms, record.head))
+            async with turn():
+                is_left = not await self._delete_some(record)
+        is_left = True
+        while is_left:
+            async with turn():
+                is_left = await self._database.write_own(self._lease, partial(_delete_beside, record))
+        await self._recounts.recount(Erased(record.device, record.start_ms, record.end_ms, record.head), turn)
         await self._database.write_own(self._lease, partial(self._end, record.id, self._clock.now_ms()))
         self._places.pop(record.id, None)
         self._finished += 1
         _log.info("messages_deleted", erasure=record.id, device=record.device)
-        return False  # the user may have further ones
 
     async def _delete_some(self, record: ErasureRecord) -> bool:
         """Delete the next messages; whether there were no more."""

@@ -1,5 +1,7 @@
 """Deleting messages: what is left is counted as if the others had never come (reference 9.12)."""
 
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from functools import partial
 from random import Random
 from typing import Any
@@ -8,6 +10,7 @@ import pytest
 import trio
 
 from broker.accounts.tokens import Caller
+from broker.cluster.leases import LeaseName
 from broker.devices.registry import Device
 from broker.errors import PermissionDenied, ValidationFailed
 from broker.export.status import ExportStatus
@@ -20,12 +23,13 @@ from broker.my_data import erasures
 from broker.my_data.erasures import ErasureStatistics, TooManyErasures
 from broker.services import Services
 from storage.database import Transaction
-from storage.erasures import ErasureRecord
-from storage.keys import DeviceKey, Milliseconds
+from storage.erasures import ErasureRecord, ErasureStore
+from storage.keys import DeviceKey, Milliseconds, Position
 from storage.message_searches import Range
-from storage.records import AuditFilter, MessageRow
+from storage.records import AuditFilter, MessageRow, RollupRow
+from storage.rollups import RollupStore
 from tests.broker.export.test_exports import ada, asking, finished, hall, kitchen, send
-from tests.factories import KITCHEN, NOW_MS
+from tests.factories import BOB_TOKEN, BOBS, KITCHEN, NOW_MS
 
 __all__ = ["ada", "hall", "kitchen"]
 
@@ -164,6 +168,63 @@ async def test_a_device_that_goes_on_sending_is_counted_to_its_last_message(
     assert len(rows) > recounts._MORE_ROWS
     buckets, fields = await counted(services, kitchen.key)
     assert (rounded(buckets), fields) == (rounded(expected(rows)[0]), expected(rows)[1])
+
+
+async def test_a_recount_is_in_small_steps_between_which_others_commit(
+    services: Services, ada: Caller, kitchen: Device, hall: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, number in (("_ROWS", 20), ("_STEP_ROLLUPS", 10), ("_STEP_CELLS", 12), ("_MORE_ROWS", 5)):
+        monkeypatch.setattr(recounts, name, number)
+    for number in range(120):
+        ts = START + number * 7 * MINUTE_MS
+        await send(services, (kitchen, ts, {"intensity": number, "temperature": 1.0, "text": "a"}))
+    await services.messages.projector.flush()
+    before = await counted(services, kitchen.key)
+    sizes, steps = list[int](), 0
+    put_all, delete = RollupStore.put_all, ErasureStore.delete_buckets
+
+    def put_some(store: RollupStore, rows: Iterable[RollupRow]) -> None:
+        rows = list(rows)
+        sizes.append(len([one for one in rows if one.device == kitchen.key]))
+        put_all(store, rows)
+
+    def delete_some(store: ErasureStore, device: DeviceKey, level: str, fields: Iterable[int], *of: int) -> None:
+        sizes.append(len(list(fields)))
+        delete(store, device, level, fields, *of)
+
+    monkeypatch.setattr(RollupStore, "put_all", put_some)
+    monkeypatch.setattr(ErasureStore, "delete_buckets", delete_some)
+
+    @asynccontextmanager
+    async def turn() -> AsyncIterator[None]:
+        nonlocal steps
+        yield
+        await send(services, (hall, START + steps, {"intensity": steps}))  # comes back when it is stored
+        steps += 1
+
+    everything = recounts.Erased(kitchen.key, Milliseconds(START), Milliseconds(START + DAY_MS), Position(0))
+    await recounts.Recounts(
+        services.core.database, services.messages.projector, services.core.leases.of(LeaseName.FOLDS)
+    ).recount(everything, turn)
+    assert steps > 100
+    assert max(sizes) <= 12
+    after = await counted(services, kitchen.key)
+    assert (rounded(after[0]), after[1]) == (rounded(before[0]), before[1])
+
+
+async def test_a_small_deletion_ends_while_a_large_one_of_another_user_goes_on(
+    services: Services, ada: Caller, kitchen: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recounts, "_ROWS", 1)
+    bob = await services.accounts.tokens.caller(BOB_TOKEN)
+    bobs = await services.devices.registry.find(BOBS)
+    for number in range(200):
+        await send(services, (kitchen, START + number * MINUTE_MS, {"intensity": number}))
+    await send(services, (bobs, START, {"intensity": 1}))
+    large = await services.my_data.erasures.create(ada, kitchen, START, START)
+    assert (await erased(services, bob, bobs, START, START)).deleted == 1
+    goes_on = (await services.my_data.erasures.find(ada, large.record.id)).record
+    assert (goes_on.deleted, goes_on.ended_on) == (1, None)
 
 
 async def test_failed_messages_go_and_exports_end_and_the_audit_log_knows(
