@@ -67,6 +67,8 @@ _FOR_THE_DEMO: Final = (
     "README",
     "docs/first-steps",
     "docs/people",
+    "docs/my-data",
+    "docs/topics-and-hooks",
     "docs/rules-scenes-models",
     "docs/device-management",
     "docs/provision-file",

@@ -32,7 +32,16 @@ from tests.e2e.readme_calls import (
     warned,
     watched,
 )
-from tests.e2e.readme_gateway import BLOCKS, Gateway, blocks, running_gateway
+from tests.e2e.readme_data import (
+    asked_with_duckdb,
+    brought,
+    deleted,
+    hook_secret,
+    read_with_pandas,
+    taken,
+    topic_devices_load,
+)
+from tests.e2e.readme_gateway import BLOCKS, ROOT, Gateway, blocks, running_gateway
 from tests.e2e.readme_machine import (
     administered,
     backed_up,
@@ -51,6 +60,7 @@ from tests.e2e.readme_machine import (
     statistics,
     trial,
 )
+from tests.e2e.test_guides import GUIDES
 from tests.programs import require_dtls, require_program
 
 _PACKAGE: Final = "needs root and an editor; tests/e2e/test_deb.py installs the package in a root of its own"
@@ -72,6 +82,15 @@ HANDLED: Final[Mapping[str, Callable[[Gateway, str], None] | str]] = {
     "people: Sharing a device 1": shared,
     "people: Claiming a device by its label 1": labelled,
     "people: Handing a device over 1": handed_over,
+    "my-data: Take it along 1": taken,
+    "my-data: Take it along 2": asked_with_duckdb,
+    "my-data: Take it along 3": read_with_pandas,
+    "my-data: Bring it back 1": brought,
+    "my-data: Delete a part 1": deleted,
+    "topics-and-hooks: Shelly 1": topic_devices_load,
+    "topics-and-hooks: ChirpStack and The Things Stack 1": hook_secret,
+    "topics-and-hooks: ChirpStack and The Things Stack 2": topic_devices_load,
+    "topics-and-hooks: Your own mapping 1": topic_devices_load,
     "applications: Applications 1": planned,
     "applications: Reading 1": every_page,
     "applications: Reading 2": answered,
@@ -133,6 +152,14 @@ HANDLED: Final[Mapping[str, Callable[[Gateway, str], None] | str]] = {
 
 def test_every_block_is_run_or_excused() -> None:
     assert HANDLED.keys() == BLOCKS.keys()
+
+
+def test_every_document_with_blocks_is_in_a_list() -> None:
+    """Of this test, of test_guides.py, or, for assistants, of test_mcp.py."""
+    found = {path.relative_to(ROOT / "docs").with_suffix("").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    with_blocks = {one for one in found if blocks((ROOT / f"docs/{one}.md").read_text(encoding="utf-8"))}
+    handled = {name.partition(":")[0] for name in BLOCKS} | {*GUIDES, "assistants"}
+    assert with_blocks <= handled
 
 
 def test_a_block_is_found_below_its_heading() -> None:
