@@ -1,15 +1,17 @@
 """Exports: the request, the progress and the outcome. The caller holds the transaction."""
 
+import json
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
-from storage.keys import ApplicationKey, UserKey
+from storage.keys import ApplicationKey, DeviceKey, UserKey
 from storage.records import ExportRecord
 from storage.sql import Store
 
 _NAMES = ExportRecord.__struct_fields__
+_LATEST_MS: Final = 2**62
 
 
 class ExportsOf(msgspec.Struct, frozen=True):
@@ -73,22 +75,40 @@ class ExportStore(Store):
         )
         return [_record(row) for row in rows]
 
-    def of_user_or_in(self, user: UserKey, statuses: Collection[str]) -> list[ExportRecord]:
-        """The user's exports, and those of others that are in one of these states."""
-        named = {f"status_{index}": status for index, status in enumerate(statuses)}
-        rows = self._db.execute(
-            f"SELECT * FROM export WHERE user = :user OR status IN ({', '.join(f':{name}' for name in named)})"  # noqa: S608 - parameters
-            " ORDER BY key",
-            {"user": user, **named},
-        )
+    def of_user(self, user: UserKey) -> list[ExportRecord]:
+        rows = self._db.execute("SELECT * FROM export WHERE user = :user ORDER BY key", {"user": user})
         return [_record(row) for row in rows]
 
-    def in_one_of(self, statuses: Collection[str]) -> list[ExportRecord]:
-        """The exports that are in one of these states."""
+    def put_devices(self, id_: str, devices: Collection[DeviceKey], *, start_ms: int, end_ms: int) -> None:
+        """Note which devices' messages an export has or will have, and of which times."""
+        self._db.execute(
+            "INSERT INTO export_device (device, export, start_ms, end_ms)"  # noqa: S608 - constants
+            " SELECT given.value, (SELECT key FROM export WHERE id = :id), :start, :end"
+            f" FROM ({self._db.numbers_in('devices')}) AS given",
+            {"id": id_, "devices": json.dumps(list(devices)), "start": start_ms, "end": end_ms},
+        )
+
+    def forget_devices(self, id_: str) -> None:
+        self._db.execute(
+            "DELETE FROM export_device WHERE export = (SELECT key FROM export WHERE id = :id)", {"id": id_}
+        )
+
+    def of_devices(
+        self,
+        devices: Collection[DeviceKey],
+        statuses: Collection[str],
+        *,
+        start_ms: int = 0,
+        end_ms: int = _LATEST_MS,
+        limit: int,
+    ) -> list[ExportRecord]:
+        """Some exports in one of these states that have messages of one of the devices, of times in this range."""
         named = {f"status_{index}": status for index, status in enumerate(statuses)}
         rows = self._db.execute(
-            f"SELECT * FROM export WHERE status IN ({', '.join(f':{name}' for name in named)}) ORDER BY key",  # noqa: S608 - parameters
-            named,
+            "SELECT e.* FROM export AS e JOIN export_device AS d ON d.export = e.key"  # noqa: S608 - parameters
+            f" WHERE d.device IN ({self._db.numbers_in('devices')}) AND d.start_ms <= :end AND d.end_ms >= :start"
+            f" AND e.status IN ({', '.join(f':{name}' for name in named)}) LIMIT :limit",
+            {"devices": json.dumps(list(devices)), "start": start_ms, "end": end_ms, "limit": limit, **named},
         )
         return [_record(row) for row in rows]
 

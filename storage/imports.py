@@ -5,12 +5,13 @@ from typing import Any, Final
 
 import msgspec
 
-from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, UserKey
+from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, Milliseconds, UserKey
 from storage.sql import Store
 
 
 class ImportRecord(msgspec.Struct, frozen=True):
     """One import. Lines go to `device`, or to the devices that they name, of the type. `header` is JSON of its cells.
+    `application` is the one through which the user brought it; None in a record from before it was noted.
 
     The file is read up to the byte `position`, where the line `line` begins. `stored`, `present` and `wrong` are
     numbers of lines; `wrong_lines` is JSON of the first wrong ones. `reason` says why it has ended early.
@@ -31,6 +32,7 @@ class ImportRecord(msgspec.Struct, frozen=True):
     wrong_lines: str = "[]"
     reason: str = ""
     ended_on: Milliseconds | None = None
+    application: ApplicationKey | None = None
 
 
 _NAMES: Final = ImportRecord.__struct_fields__

@@ -63,6 +63,7 @@ _STORE_SECONDS = 5.0
 _LOG_SECONDS = 5.0
 _DOWNLOAD_MS: Final = 3_600_000  # for downloads that go on when the export expires
 _NEVER_MS: Final = 2**62
+_ENDED_AT_ONCE: Final = 100  # exports of which one transaction ends so many
 _KEPT_MS = EXPORT_KEPT_HOURS * 3_600_000
 _TRY_LATER_SECONDS: Final = 60
 _NEARLY_FULL: Final = "the disk is nearly full: exports leave room for the store"
@@ -154,6 +155,8 @@ class Exports:
             head=Position(0),
         )
 
+        devices = _devices_of(record)
+
         def add(tx: Transaction) -> None:
             if caller.user is not None and tx.accounts.user(caller.user) is None:  # deleted since
                 raise UserNotFound
@@ -162,9 +165,10 @@ class Exports:
             self._require_budget(tx, record, now_ms)
             # Messages that are acknowledged by now are exported; later ones are not.
             tx.exports.put(replace(record, head=tx.messages.head()))
+            tx.exports.put_devices(record.id, devices, start_ms=request.start_ms, end_ms=request.end_ms)
 
         await self._database.write(add)
-        self._readers.note(caller, (await self._still_there(_devices_of(record))).values())
+        self._readers.note(caller, (await self._still_there(devices)).values())
         self._wakeup.set()
         _log.info("export_received", export_id=record.id)
         return record.id
@@ -228,32 +232,20 @@ class Exports:
         """Remove a user's exports, and end those of others that have messages of these devices, which are being
         removed. Raises StoreError."""
 
-        def work(tx: Transaction) -> None:
-            for record in tx.exports.of_user_or_in(user, (*WITH_RESULT, ExportStatus.IN_PROGRESS)):
-                if record.user == user:
-                    tx.exports.remove(record.id)
-                elif _devices_of(record).isdisjoint(devices):
-                    continue
-                elif record.status == ExportStatus.IN_PROGRESS:
-                    tx.exports.put(replace(record, status=ExportStatus.FAILURE, last_error="a user was deleted"))
-                else:
-                    tx.exports.put(replace(record, status=ExportStatus.EXPIRED))
+        def remove_own(tx: Transaction) -> None:
+            for record in tx.exports.of_user(user):
+                tx.exports.remove(record.id)
                 tx.files.end(_name(record.id))
 
-        await self._database.write(work)
+        await self._database.write(remove_own)
+        while not await self._database.write(partial(_end_some, devices, "a user was deleted")):
+            pass
         await self._files.sweep()
 
-    def end_with(self, tx: Transaction, device: DeviceKey, *, start_ms: int, end_ms: int) -> None:
-        """End the exports that have messages of a device in a range of times, which are being deleted, or may have
-        them. One that waits will not have them."""
-        for record in tx.exports.in_one_of((*WITH_RESULT, ExportStatus.IN_PROGRESS)):
-            request = msgspec.json.decode(record.request, type=ExportRequest)
-            if request.end_ms < start_ms or request.start_ms > end_ms or device not in _devices_of(record):
-                continue
-            if record.status == ExportStatus.IN_PROGRESS:
-                _fail(record.id, "messages were deleted", tx)
-            else:
-                _expire(record.id, Milliseconds(0), tx)
+    def end_with(self, tx: Transaction, device: DeviceKey, *, start_ms: int, end_ms: int) -> bool:
+        """End some exports that have messages of a device in a range of times, which are being deleted, or may have
+        them. False: there may be more. One that waits will not have them."""
+        return _end_some([device], "messages were deleted", tx, start_ms=start_ms, end_ms=end_ms)
 
     def end_all_of_application(self, issuance: Issuance, application: ApplicationRecord) -> None:
         """Remove what an application exported (`broker/accounts/application_ends.py: Ender`)."""
@@ -483,6 +475,26 @@ def _devices_of(record: ExportRecord) -> set[DeviceKey]:
     return {device for _, devices in plan.groups for device in devices}
 
 
+def _end_some(
+    devices: Collection[DeviceKey],
+    reason: str,
+    tx: Transaction,
+    *,
+    start_ms: int = 0,
+    end_ms: int = _NEVER_MS,
+) -> bool:
+    """End some exports that have messages of these devices and times; whether these were all."""
+    found = tx.exports.of_devices(
+        devices, (*WITH_RESULT, ExportStatus.IN_PROGRESS), start_ms=start_ms, end_ms=end_ms, limit=_ENDED_AT_ONCE
+    )
+    for record in found:
+        if record.status == ExportStatus.IN_PROGRESS:
+            _fail(record.id, reason, tx)
+        else:
+            _expire(record.id, Milliseconds(0), tx)
+    return len(found) < _ENDED_AT_ONCE
+
+
 def _fail(export_id: str, reason: str, tx: Transaction) -> None:
     _move(export_id, ExportStatus.FAILURE, reason, tx)
     tx.files.end(_name(export_id))
@@ -508,3 +520,5 @@ def _move(export_id: str, status: ExportStatus, reason: str | None, tx: Transact
     record = tx.exports.by_id(export_id)
     if record is not None and may_follow(status, record.status):
         tx.exports.put(replace(record, status=status, last_error=reason))
+        if status not in {*TO_DO, *WITH_RESULT}:
+            tx.exports.forget_devices(export_id)

@@ -63,9 +63,9 @@ class TooManyErasures(TryLater):
 
 
 class EndsExports(Protocol):
-    """Ends the exports that have messages of a device in a range of times, in the transaction."""
+    """Ends some exports that have messages of a device in a range of times, in the transaction; whether all."""
 
-    def __call__(self, tx: Transaction, device: DeviceKey, *, start_ms: int, end_ms: int) -> None: ...
+    def __call__(self, tx: Transaction, device: DeviceKey, *, start_ms: int, end_ms: int) -> bool: ...
 
 
 class ShownErasure(NamedTuple):
@@ -219,6 +219,10 @@ class Erasures:
     async def _work(self, record: ErasureRecord) -> None:
         turn = partial(self._turn, record.user)
         is_left = True
+        while is_left:  # of more than the call has ended
+            async with turn():
+                is_left = not await self._database.write_own(self._lease, partial(self._end_some_exports, record))
+        is_left = True
         while is_left:
             async with turn():
                 is_left = not await self._delete_some(record)
@@ -227,9 +231,13 @@ class Erasures:
             async with turn():
                 is_left = await self._database.write_own(self._lease, partial(_delete_beside, record))
         await self._recounts.recount(Erased(record.device, record.start_ms, record.end_ms, record.head), turn)
-        await self._database.write_own(self._lease, partial(self._end, record.id, self._clock.now_ms()))
+        is_left = True
+        while is_left:
+            async with turn():
+                work = partial(self._end, record.id, self._clock.now_ms())
+                is_left = not await self._database.write_own(self._lease, work)
+                self._finished += not is_left
         self._places.pop(record.id, None)
-        self._finished += 1
         _log.info("messages_deleted", erasure=record.id, device=record.device)
 
     async def _delete_some(self, record: ErasureRecord) -> bool:
@@ -243,12 +251,17 @@ class Erasures:
         self._places[record.id] = rows[-1]
         return len(rows) < _STEP_ROWS
 
-    def _end(self, id_: str, now_ms: Milliseconds, tx: Transaction) -> None:
+    def _end_some_exports(self, record: ErasureRecord, tx: Transaction) -> bool:
+        return self._end_exports(tx, record.device, start_ms=record.start_ms, end_ms=record.end_ms)
+
+    def _end(self, id_: str, now_ms: Milliseconds, tx: Transaction) -> bool:
+        """End an erasure with its last exports. False: there may be more."""
         if (known := tx.erasures.by_id(id_)) is None:
-            return
+            return True
+        if not self._end_some_exports(known, tx):  # one that was asked for since has some of these messages
+            return False
         tx.erasures.put(replace(known, ended_on=now_ms))
-        # An export that was asked for since has some of these messages.
-        self._end_exports(tx, known.device, start_ms=known.start_ms, end_ms=known.end_ms)
+        return True
 
 
 def _next(record: ErasureRecord, place: SortKey | None, tx: Transaction) -> Sequence[SortKey]:

@@ -1,7 +1,8 @@
 """Bringing tables of messages, as exports write them, and the worker that stores them (reference 10.5).
 
 A file is stored while it comes; its header is checked before anything else is. The worker reads the oldest import of
-each user in turn, some lines at a time. Lines go the way of all messages: they are normalised, charged and stored with
+each user in turn, some lines at a time, as long as the application through which it came may write for the user. Lines
+go the way of all messages: they are normalised, charged and stored with
 their own times. A line whose device has a message of the same time and the same values is there already: so a file that
 is brought twice, or read again after a restart, stores nothing twice.
 """
@@ -18,8 +19,8 @@ import trio
 from msgspec.structs import replace
 
 from broker.accounts.issuance import Issuance
-from broker.accounts.permissions import Permission, Permissions
-from broker.accounts.tokens import Caller
+from broker.accounts.permissions import Permission, Permissions, Reach
+from broker.accounts.tokens import Caller, user_through
 from broker.clock import Clock
 from broker.device_types.catalog import DeviceTypes, ManifestVersion
 from broker.device_types.dropped import DroppedField
@@ -54,7 +55,7 @@ from storage.imports import ImportRecord
 from storage.keys import DeviceKey, Milliseconds, UserKey
 from storage.leases import Holder
 from storage.message_searches import Range
-from storage.records import UserRecord
+from storage.records import ApplicationRecord, UserRecord
 from storage.sql import DISK_FULL, StoreError
 
 _LOOK_SECONDS: Final = 60.0
@@ -195,6 +196,7 @@ class Imports:
             position=beginning.header.end,
             line=beginning.header.behind,
             asked_on=Milliseconds(self._clock.now_ms()),
+            application=caller.application,
         )
 
     async def _added(self, record: ImportRecord, draft: Draft) -> ImportRecord:
@@ -264,6 +266,7 @@ class Imports:
         """Store the next lines of one."""
         if (file := await self._files.find(_name(record.id))) is None:
             raise _Stopped("the file is gone")
+        reach = await self._reach(record)
         records, is_end = await _lines(file, record)
         done = _Counts(record)
         header = await self._header(record)
@@ -273,7 +276,7 @@ class Imports:
                 if one.wrong:
                     raise WrongLine(one.wrong)
                 line = header.line(one.cells)
-                found.append((one.number, await self._device_of(record, line), line))
+                found.append((one.number, await self._device_of(record, line, reach), line))
             except WrongLine as error:
                 done.wrong(one.number, str(error))
         stop = await self._stored(found, done)
@@ -299,7 +302,34 @@ class Imports:
         except DomainError as error:
             raise _Stopped(f"the device or its type has changed: {error}") from error
 
-    async def _device_of(self, record: ImportRecord, line: Line) -> Device:
+    async def _reach(self, record: ImportRecord) -> Reach | None:
+        """What may be written, as of now; None: what the user may, in a record that names no application.
+
+        A grant may have ended, with a trial or without one, the user may be disabled, and the device another one's.
+        """
+        user, through, is_of_trial = await self._database.read(partial(_parties, record))
+        if user is None or user.disabled_on is not None:
+            raise _Stopped("the account is disabled")
+        try:
+            type_ = await self._types.get(record.device_type)
+            device = None if record.device is None else await self._devices.get(record.device)
+        except DomainError as error:
+            raise _Stopped(f"the device or its type is gone: {error}") from error
+        reach = None
+        if record.application is not None:
+            if through is None:
+                raise _Stopped("the application was deleted")
+            caller = user_through(user.key, user.id, through.key, through.id, through.organization)
+            if is_of_trial:
+                caller = replace(caller, application_organization=None, trial_organization=through.organization)
+            reach = await self._permissions.reach(caller)
+            if not reach.allows_type(user.key, type_.record, Permission.WRITE):
+                raise _Stopped("the application may no longer write messages of devices of this type for the user")
+        if device is not None and not _may_write(record, device, reach):
+            raise _Stopped("the user may no longer write on the device")
+        return reach
+
+    async def _device_of(self, record: ImportRecord, line: Line, reach: Reach | None) -> Device:
         """The device of a line, if the user may write on it. Raises WrongLine."""
         try:
             device = await self._devices.find(line.sdid) if line.sdid else None
@@ -312,7 +342,7 @@ class Imports:
             raise WrongLine("names a device that does not exist") from None
         if device is None:
             raise WrongLine("names no device")
-        if not device.is_held_by(record.user):
+        if not _may_write(record, device, reach):
             raise WrongLine("names a device on which you may not write")
         if device.type_key != record.device_type:
             raise WrongLine("names a device of another type than the first line")
@@ -467,6 +497,19 @@ def _in_one_form(value: Any) -> Any:
     if isinstance(value, list):
         return list(map(_in_one_form, value))
     return int(value) if type(value) is float and value.is_integer() else value
+
+
+def _parties(record: ImportRecord, tx: Transaction) -> tuple[UserRecord | None, ApplicationRecord | None, bool]:
+    """The user, the application, and whether that is the one of a trial."""
+    user = tx.accounts.user(record.user)
+    if record.application is None:
+        return user, None, False
+    is_of_trial = tx.trials.of_application(record.application) is not None
+    return user, tx.accounts.application(record.application), is_of_trial
+
+
+def _may_write(record: ImportRecord, device: Device, reach: Reach | None) -> bool:
+    return device.is_held_by(record.user) if reach is None else reach.allows(device, Permission.WRITE)
 
 
 def _check_number(user: UserKey, tx: Transaction) -> None:

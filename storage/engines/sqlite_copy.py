@@ -13,7 +13,7 @@ from storage.sql import StoreError
 #: Tables that grow with the traffic; in the copy they are empty.
 LOGS: Final = frozenset(
     {"message", "action", "failed_message", "rollup", "snapshot", "audit_entry", "notification", "task_history"}
-    | {"recent_call", "mail", "export", "rule_request", "file", "file_chunk"}
+    | {"recent_call", "mail", "export", "export_device", "rule_request", "file", "file_chunk"}
 )
 #: The steps that the store has, its version, and the key of its message ids.
 _OF_SCHEMA: Final = frozenset({"_sqlite_migrations", "store_version", "secret"})

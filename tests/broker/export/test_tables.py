@@ -109,7 +109,9 @@ def read_with_duckdb(found: dict[str, Path]) -> None:
             time = '"time [UTC]" AS time, *' if path.suffix == ".csv" else "*"
             db.execute(f"CREATE OR REPLACE VIEW light AS SELECT {time} FROM '{path}'")  # noqa: S608 - a path of the test
             wanted = "SELECT typeof(time), typeof(state), typeof(intensity), typeof(temperature) FROM light"
-            shown, state, integer, number = db.execute(wanted).fetchone() or ()
+            row = db.execute(wanted).fetchone()
+            assert row is not None
+            shown, state, integer, number = row
             assert str(shown).startswith("TIMESTAMP")
             assert (state, integer, number) == ("BOOLEAN", "BIGINT", "DOUBLE")
             wanted = "SELECT device, epoch_ms(time), state, temperature FROM light ORDER BY time"

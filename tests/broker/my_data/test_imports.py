@@ -13,17 +13,18 @@ from hypothesis import strategies as st
 
 from broker.accounts.tokens import Caller
 from broker.devices.registry import Device
+from broker.devices.transfers import hand_over
 from broker.errors import BodyTooLarge, PermissionDenied, ValidationFailed
 from broker.my_data import csv_lines, imports
 from broker.my_data.csv_lines import CsvLines, CsvRecord
-from broker.my_data.imports import TooManyImports, _Beginning
+from broker.my_data.imports import Imports, TooManyImports, _Beginning
 from broker.services import Services
 from storage.imports import ImportRecord
 from storage.keys import Milliseconds
 from storage.message_searches import Range
 from tests.broker.export.test_exports import ada, hall, kitchen
 from tests.broker.export.test_tables import fill, tables
-from tests.factories import ADA, BOBS, HALL, KITCHEN, NOW_MS
+from tests.factories import ADA, BOBS, HALL, KITCHEN, NOW_MS, World
 from tests.stored_files import stored_files
 
 __all__ = ["ada", "hall", "kitchen"]
@@ -161,6 +162,47 @@ async def test_a_file_for_one_device(services: Services, ada: Caller, kitchen: D
     assert (counts(record), set(wrong(record))) == ((2, 0, 1), {2})
     assert len(await stored(services, hall)) == 3
     assert await stored(services, kitchen) == []
+
+
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        ("grant", "the application may no longer write messages of devices of this type for the user"),
+        ("account", "the account is disabled"),
+        ("device", "the user may no longer write on the device"),
+    ],
+)
+async def test_an_import_ends_when_its_lines_may_not_be_written_any_more(
+    services: Services,
+    world: World,
+    ada: Caller,
+    kitchen: Device,
+    monkeypatch: pytest.MonkeyPatch,
+    end: str,
+    reason: str,
+) -> None:
+    monkeypatch.setattr(imports, "_LINES_OF_TURN", 2)
+    some = Imports._some
+
+    async def then_it_ends(self: Imports, record: ImportRecord) -> None:
+        await some(self, record)
+        if record.stored:
+            return
+        assert ada.user is not None
+        assert ada.application is not None
+        if end == "grant":
+            await services.accounts.granted.revoke(ada.user, ada.application)
+        elif end == "account":
+            await services.accounts.disabling.disable(ADA)
+        else:
+            known, now_ms = kitchen.record, Milliseconds(NOW_MS)
+            await services.core.database.write(lambda tx: hand_over(tx, known, world.bob, now_ms))
+
+    monkeypatch.setattr(Imports, "_some", then_it_ends)
+    table = "time,text\n" + "".join(f"{TIME_MS + number},a\n" for number in range(7))
+    record = await brought(services, ada, table, kitchen)
+    assert (counts(record), record.reason) == ((2, 0, 0), reason)
+    assert [name for name in await stored_files(services) if name.startswith("imports/")] == []
 
 
 async def test_bounds(services: Services, ada: Caller, kitchen: Device, monkeypatch: pytest.MonkeyPatch) -> None:
