@@ -5,12 +5,13 @@ everything up to its end is a valid beginning. Sizes and checksums stand behind 
 end (APPNOTE.TXT 4.3.9 and 4.4.4), all in the form that has 8 bytes for them: nobody knows before how long a file gets.
 """
 
-import hashlib
 import struct
 import zlib
 from typing import Final
 
 import msgspec
+
+from broker.export.growing import GrowingArchive
 
 _LEVEL: Final = 4
 _RAW: Final = -15  # zlib's name for deflate without a head
@@ -32,23 +33,12 @@ class ZipEntry(msgspec.Struct, array_like=True):
     packed: int = 0
 
 
-class Zip:
-    """The bytes that were added, until they are taken. `entries` is what a continued archive needs of the beginning."""
+class Zip(GrowingArchive):
+    """`entries` is what a continued archive needs of the beginning."""
 
     def __init__(self, entries: list[ZipEntry]) -> None:
+        super().__init__()
         self.entries = entries
-        self._md5 = hashlib.md5(usedforsecurity=False)
-        self._added: list[bytes] = []
-        self.size = 0
-
-    def resume_with(self, piece: bytes) -> None:
-        """The next bytes of the beginning, which was written before."""
-        self._md5.update(piece)
-        self.size += len(piece)
-
-    @property
-    def md5(self) -> str:
-        return self._md5.hexdigest()
 
     def begin(self, name: str) -> None:
         """Begin a file."""
@@ -101,15 +91,6 @@ class Zip:
     def _append_packed(self, content: bytes) -> None:
         self.entries[-1].packed += len(content)
         self._append(content)
-
-    def _append(self, content: bytes) -> None:
-        self._added.append(content)
-        self.resume_with(content)
-
-    def take(self) -> bytes:
-        """The bytes that were added since the last call."""
-        taken, self._added = b"".join(self._added), []
-        return taken
 
 
 #: The time of each file: none, so that the same messages make the same archive.

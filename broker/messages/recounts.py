@@ -199,7 +199,7 @@ def _page(device: DeviceKey, search: Range, tx: Transaction) -> list[MessageRow]
 
 
 def _count_page(part: _Part, search: Range, before: _Counted, tx: Transaction) -> _Page:
-    """What was counted before, with a page of rows: in the reader's thread, since it takes long."""
+    """Count a page of rows, in the reader's thread, since it takes long. `before` is counted already."""
     rows = _page(part.device, search, tx)
     counted = before
     for start in range(0, len(rows), _ROWS_AT_ONCE):
@@ -250,7 +250,7 @@ def _delete_buckets(part: _Part, fields: Sequence[int], first: int, last: int, t
 
 
 def _added(part: _Part, before: _Counted, rows: Sequence[MessageRow]) -> _Counted:
-    """What was counted before, which stays as it is, with these rows, of which others are left out."""
+    """Add rows of the part to the count before, which stays as it is."""
     counted, own = dict(before), set[int]()
     inside = [row for row in rows if part.first <= row.ts - row.ts % part.width <= part.last]
     for minute, values in collect(decoded(inside)).items():

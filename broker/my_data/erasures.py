@@ -96,7 +96,7 @@ class Erasures:
         #: How far the search for messages to delete has come: they are not looked for twice.
         self._places: dict[str, SortKey] = {}
         self._nursery: trio.Nursery | None = None
-        #: Whose erasures go on now, and when one of each was begun last.
+        #: The users one of whose erasures goes on now, and when one of each was begun last.
         self._at_work: set[UserKey | None] = set()
         self._begun: dict[UserKey | None, float] = {}
         self._steps = FairPlaces(1)

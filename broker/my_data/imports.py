@@ -10,8 +10,7 @@ is brought twice, or read again after a restart, stores nothing twice.
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import structlog
@@ -45,6 +44,7 @@ from broker.files import Draft, Files, StoredFile, room_in
 from broker.ids import new_id
 from broker.limits.refusals import DailyQuotaExceeded, MonthlyQuotaExceeded
 from broker.loops import Loop, Wakeup
+from broker.messages.batches import Turn
 from broker.messages.ingest import Ingest, Normalized
 from broker.my_data.csv_lines import Cell, CsvLines, CsvRecord
 from broker.my_data.table_lines import Line, TableHeader, WrongLine
@@ -66,6 +66,7 @@ _LINES_OF_TURN: Final = 500
 _BEGINNING_BYTES: Final = 256 * 1024  # in which the header and the first line are
 _LOOK_BYTES: Final = 4 * 1024 * 1024
 _SAME_TIME: Final = 1_000  # messages of one moment that are compared
+_ROWS_AT_ONCE: Final = 2_000  # that are compared in one read, and those of one more moment
 _DAY_MS: Final = 86_400_000
 _TRY_LATER_SECONDS: Final = 60
 _FOLDER: Final = "imports"
@@ -73,6 +74,10 @@ _encode = msgspec.json.Encoder().encode
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode
 _decode = msgspec.json.Decoder().decode
 _log = structlog.get_logger(__name__)
+
+
+#: Device, time and values of a message.
+_Place = tuple[DeviceKey, int, bytes]
 
 
 class Wrong(msgspec.Struct, frozen=True):
@@ -267,7 +272,8 @@ class Imports:
         if (file := await self._files.find(_name(record.id))) is None:
             raise _Stopped("the file is gone")
         reach = await self._reach(record)
-        records, is_end = await _lines(file, record)
+        turn = Turn()
+        records, is_end = await _lines(file, record, turn)
         done = _Counts(record)
         header = await self._header(record)
         found: list[tuple[int, Device, Line]] = []
@@ -279,7 +285,8 @@ class Imports:
                 found.append((one.number, await self._device_of(record, line, reach), line))
             except WrongLine as error:
                 done.wrong(one.number, str(error))
-        stop = await self._stored(found, done)
+            await turn.pause()
+        stop = await self._stored(found, done, turn)
         progress = replace(done.record, position=file.size)
         if records:
             progress = replace(done.record, position=records[-1].end, line=records[-1].behind)
@@ -303,7 +310,7 @@ class Imports:
             raise _Stopped(f"the device or its type has changed: {error}") from error
 
     async def _reach(self, record: ImportRecord) -> Reach | None:
-        """What may be written, as of now; None: what the user may, in a record that names no application.
+        """The reach of user and application, as of now; None: the record names no application.
 
         A grant may have ended, with a trial or without one, the user may be disabled, and the device another one's.
         """
@@ -348,44 +355,57 @@ class Imports:
             raise WrongLine("names a device of another type than the first line")
         return device
 
-    async def _stored(self, found: Sequence[tuple[int, Device, Line]], done: "_Counts") -> str:
+    async def _stored(self, found: Sequence[tuple[int, Device, Line]], done: "_Counts", turn: Turn) -> str:
         """Submit lines and wait for their commit. The result says why the import stops; it is empty if it goes on."""
-        known = await self._present(found)
-        stop = ""
-        await self._ingest.wait_room()
+        made: list[_Made] = []
         for number, device, line in found:
-            dropped: list[DroppedField] = []
             try:
-                data = self._normalizer(device).normalize_noting(line.payload, dropped)
-                if dropped:
-                    raise WrongLine(f"{dropped[0].field}: {dropped[0].message}")
-                if data is None:
-                    raise WrongLine("has no value that the Manifest keeps")
-                place = (device.key, line.ts, _values_of(data))
-                if place in known:
-                    done.present()
-                    continue
-                self._ingest.submit(device, line.payload, line.ts, dropped, Normalized(device.manifest, data))
-                known.add(place)
-                done.stored()
-            except (DailyQuotaExceeded, MonthlyQuotaExceeded) as refusal:
-                stop = f"line {number}: {refusal}"
-                break
+                made.append(self._made(number, device, line))
             except (WrongLine, DomainError) as error:
                 done.wrong(number, str(error))
+            await turn.pause()
+        known = await self._present({one.place for one in made})
+        stop = ""
+        await self._ingest.wait_room()
+        for one in made:
+            try:
+                if one.place in known:
+                    done.present()
+                    continue
+                self._ingest.submit(one.device, one.line.payload, one.line.ts, [], one.ahead)
+                known.add(one.place)
+                done.stored()
+            except (DailyQuotaExceeded, MonthlyQuotaExceeded) as refusal:
+                stop = f"line {one.number}: {refusal}"
+                break
+            except DomainError as error:
+                done.wrong(one.number, str(error))
         await self._ingest.wait_committed()
         return stop
 
-    async def _present(self, found: Sequence[tuple[int, Device, Line]]) -> set[tuple[DeviceKey, int, bytes]]:
-        """The messages at the times of these lines."""
-        times: dict[DeviceKey, set[int]] = {}
-        for _, device, line in found:
-            times.setdefault(device.key, set()).add(line.ts)
-        return await self._database.read(partial(_messages_at, times))
-
-    def _normalizer(self, device: Device) -> Normalizer:
-        """Without the transform of the Manifest: lines have what it makes."""
+    def _made(self, number: int, device: Device, line: Line) -> "_Made":
+        """Raises WrongLine, DomainError."""
+        dropped: list[DroppedField] = []
         version = device.manifest
+        data = self._normalizer(version).normalize_noting(line.payload, dropped)
+        if dropped:
+            raise WrongLine(f"{dropped[0].field}: {dropped[0].message}")
+        if data is None:
+            raise WrongLine("has no value that the Manifest keeps")
+        place = (device.key, line.ts, _values_of(data))
+        return _Made(number, device, line, Normalized(version, data), place)
+
+    async def _present(self, wanted: "set[_Place]") -> "set[_Place]":
+        """The wanted ones that are messages already. Many may have the same time, so they are read in steps."""
+        found, times = set[_Place](), sorted({(device, ts) for device, ts, _ in wanted})
+        while times:
+            some, number = await self._database.read(partial(_messages_at, times, wanted))
+            found |= some
+            del times[:number]
+        return found
+
+    def _normalizer(self, version: ManifestVersion) -> Normalizer:
+        """Without the transform of the Manifest: lines have what it makes."""
         if version not in self._normalizers:
             if len(self._normalizers) > 100:
                 self._normalizers.clear()
@@ -413,6 +433,16 @@ class Imports:
         else:
             self._finished += 1
         _log.info("import_ended", import_id=record.id, stored=record.stored, reason=reason)
+
+
+class _Made(NamedTuple):
+    """A line as the message that it becomes."""
+
+    number: int
+    device: Device
+    line: Line
+    ahead: Normalized
+    place: _Place
 
 
 class _Beginning:
@@ -463,27 +493,38 @@ class _Counts:
         self.record = replace(record, wrong=record.wrong + 1)
 
 
-async def _lines(file: StoredFile, record: ImportRecord) -> tuple[list[CsvRecord], bool]:
+async def _lines(file: StoredFile, record: ImportRecord, turn: Turn) -> tuple[list[CsvRecord], bool]:
     """The next records, and whether the file has no more."""
     lines, records, position = CsvLines(record.position, record.line), list[CsvRecord](), record.position
-    most = _LINES_OF_TURN + 1  # the next one shows that there is more
-    while len(records) < _LINES_OF_TURN and position < file.size:
+    while position < file.size:
         if not (piece := await file.read(position, _PIECE_BYTES)):
             raise _Stopped("the file is gone")
         position += len(piece)
-        records += islice(lines.feed(piece), most - len(records))
-    if position >= file.size and len(records) < most:
-        records += islice(lines.end(), most - len(records))
-    return records[:_LINES_OF_TURN], position >= file.size and len(records) <= _LINES_OF_TURN
+        for one in lines.feed(piece):
+            if len(records) >= _LINES_OF_TURN:  # there is more
+                return records, False
+            records.append(one)
+            await turn.pause()
+    for one in lines.end():
+        if len(records) >= _LINES_OF_TURN:
+            return records, False
+        records.append(one)
+    return records, True
 
 
-def _messages_at(times: dict[DeviceKey, set[int]], tx: Transaction) -> set[tuple[DeviceKey, int, bytes]]:
-    found = set[tuple[DeviceKey, int, bytes]]()
-    for device, stamps in times.items():
-        for ts in stamps:
-            search = Range(Milliseconds(ts), Milliseconds(ts), limit=_SAME_TIME)
-            found |= {(device, row.ts, _values_of(row.data)) for row in tx.message_searches.page([device], search)}
-    return found
+def _messages_at(
+    times: Sequence[tuple[DeviceKey, int]], wanted: "set[_Place]", tx: Transaction
+) -> "tuple[set[_Place], int]":
+    """The messages among the wanted ones at the first of these times, and how many times these were."""
+    found, looked_at = set[_Place](), 0
+    for number, (device, ts) in enumerate(times, 1):
+        search = Range(Milliseconds(ts), Milliseconds(ts), limit=_SAME_TIME)
+        rows = tx.message_searches.page([device], search)
+        found |= wanted.intersection((device, row.ts, _values_of(row.data)) for row in rows)
+        looked_at += len(rows)
+        if looked_at >= _ROWS_AT_ONCE:
+            return found, number
+    return found, len(times)
 
 
 def _values_of(data: bytes | str) -> bytes:

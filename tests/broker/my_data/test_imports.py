@@ -1,5 +1,6 @@
 """Bringing tables of messages (reference 10.5)."""
 
+import gzip
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from time import process_time
@@ -15,6 +16,7 @@ from broker.accounts.tokens import Caller
 from broker.devices.registry import Device
 from broker.devices.transfers import hand_over
 from broker.errors import BodyTooLarge, PermissionDenied, ValidationFailed
+from broker.messages import batches
 from broker.my_data import csv_lines, imports
 from broker.my_data.csv_lines import CsvLines, CsvRecord
 from broker.my_data.imports import Imports, TooManyImports, _Beginning
@@ -69,6 +71,7 @@ async def test_an_export_comes_back_and_only_once(
     services: Services, ada: Caller, kitchen: Device, hall: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(imports, "_LINES_OF_TURN", 2)
+    monkeypatch.setattr(imports, "_ROWS_AT_ONCE", 1)
     await fill(services, kitchen, hall)
     before = await stored(services, kitchen, hall)
     found = await tables(services, ada, uids=ADA, format="csv", start_ms=0)
@@ -141,6 +144,10 @@ async def test_wrong_lines_are_named_and_the_others_are_taken(
         ("time,sdid,text\n", "body"),
         (f"time,sdid,text [m]\n{TIME},{KITCHEN},a\n", "header"),
         ("time,sdid,text".encode("utf-16"), "header"),
+        (gzip.compress(bytes(1_000_000)), "header"),
+        (b"PK\x03\x04" + bytes(70_000), "header"),
+        (b"time,sdid," + b"x" * 70_000, "header"),
+        (f"time,time [UTC],sdid,text\n1,1,{KITCHEN},a\n", "header"),
         (b'"time\n' * 20_000, "header"),
         (b"a," * 20_000, "header"),
         (b"\x1f\x8b\x08\x00", "header"),
@@ -203,6 +210,34 @@ async def test_an_import_ends_when_its_lines_may_not_be_written_any_more(
     record = await brought(services, ada, table, kitchen)
     assert (counts(record), record.reason) == ((2, 0, 0), reason)
     assert [name for name in await stored_files(services) if name.startswith("imports/")] == []
+
+
+async def test_a_cell_of_10_mb_is_one_wrong_line_and_more_and_others_have_their_turn(
+    services: Services, ada: Caller, kitchen: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "_TURN_SECONDS", 0.0)
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await trio.lowlevel.checkpoint()
+
+    small = "".join(f"{TIME_MS + number},b\n" for number in range(100))
+    content = f'time,text\n{TIME},a\n{TIME},"{"x" * 10_000_000}"\n{small}'.encode()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(others)
+        async with aclosing(pieces(content, 65_536)) as chunks:
+            record = await services.my_data.imports.create(ada, chunks, kitchen)
+        began = turns
+        while (record := await services.my_data.imports.find(ada, record.id)).ended_on is None:
+            await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
+    assert turns - began > 300  # at least one after each line, which is read and then normalised
+    assert (record.stored, record.reason) == (101, "")
+    assert 50 < record.wrong < 200  # what has come of the line, piece by piece
+    assert set(wrong(record)) == {3}
 
 
 async def test_bounds(services: Services, ada: Caller, kitchen: Device, monkeypatch: pytest.MonkeyPatch) -> None:
