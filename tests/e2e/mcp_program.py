@@ -1,10 +1,12 @@
 """A client of the Model Context Protocol, with PyPI's library, in an environment of its own: the library brings another
 HTTP client, which Authlib would take instead of the product's.
 
-    python mcp_program.py '{"way": …, "mode": …, "url": …, "token": …, "command": […], "calls": [[tool, arguments], …]}'
+    python mcp_program.py '{"ways": [[way, mode], …], "url": …, "token": …, "command": […],
+                             "calls": [[tool, arguments], …]}'
 
-It prints one line of JSON with the revision and what the tools answered. Without a token it signs in: then it prints a
-line with the address for a browser before, and reads a line with the address that the browser came back to.
+For each way, http or stdio, it prints one line of JSON with the revision and what the tools answered. Without a token
+it signs in: then it prints a line with the address for a browser before, and reads a line with the address that the
+browser came back to.
 """
 
 import json
@@ -54,11 +56,11 @@ async def come_back() -> Any:
 
 
 @asynccontextmanager
-async def connected() -> AsyncIterator[Any]:
-    if GIVEN["way"] == "stdio":
+async def connected(way: str, mode: str) -> AsyncIterator[Any]:
+    if way == "stdio":
         command, *arguments = GIVEN["command"]
         server = StdioServerParameters(command=command, args=arguments, env={"TRUNKLINE_TOKEN": GIVEN["token"]})
-        async with Client(server, mode=GIVEN["mode"]) as client:
+        async with Client(server, mode=mode) as client:
             yield client
         return
     auth: Any = None
@@ -68,13 +70,18 @@ async def connected() -> AsyncIterator[Any]:
         auth, headers = OAuthClientProvider(GIVEN["url"], metadata, Storage(), open_browser, come_back), {}
     async with (
         httpx2.AsyncClient(headers=headers, auth=auth, timeout=30) as http,
-        Client(streamable_http_client(GIVEN["url"], http_client=http), mode=GIVEN["mode"]) as client,
+        Client(streamable_http_client(GIVEN["url"], http_client=http), mode=mode) as client,
     ):
         yield client
 
 
 async def main() -> None:
-    async with connected() as client:
+    for way, mode in GIVEN["ways"]:
+        await converse(way, mode)
+
+
+async def converse(way: str, mode: str) -> None:
+    async with connected(way, mode) as client:
         tools = [tool.name for tool in (await client.list_tools()).tools]  # with the schemas of what they answer
         answers = []
         for tool, arguments in GIVEN["calls"]:

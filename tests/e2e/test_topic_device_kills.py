@@ -25,7 +25,7 @@ key = "topic:2"
 data = "{{intensity: level}}"
 make = true
 """
-ROUNDS, KEYS, WINDOW = 8, 40, 20
+ROUNDS, KEYS, WINDOW = 4, 40, 20
 ACKNOWLEDGED_BEFORE_KILL = (1, 60)
 
 
