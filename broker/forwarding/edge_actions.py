@@ -59,6 +59,7 @@ class EdgeActions:
         self._edges.counts.waiting += 1
         try:
             await self._know_devices(edge.key)
+            asked = _behind_known(edge, asked)
             answer = await self._next(edge, asked)
             if not answer.actions and asked.wait:
                 with trio.move_on_after(asked.wait):
@@ -106,6 +107,13 @@ class EdgeActions:
             for waiter in self._waiters:
                 if waiter.edge == edge:
                     waiter.event.set()
+
+
+def _behind_known(edge: EdgeRecord, asked: ActionsAsked) -> ActionsAsked:
+    """A sender that was restored asks for Actions again that its devices have had."""
+    if asked.after is None or edge.actions_upto is None:
+        return asked
+    return replace(asked, after=max(asked.after, edge.actions_upto))
 
 
 def _actions(tx: Transaction, edge: int, after: int | None) -> tuple[Sequence[tuple[ActionRow, str]], int, bool]:

@@ -80,8 +80,7 @@ class EdgeBatches:
             except StoreError as error:
                 raise StorageUnavailable.of(error) from error
             except Conflict as error:
-                self._edges.counts.refused += 1
-                self._edges.note_problem(edge.key, str(error))
+                self._edges.note_refused(edge.key, error)
                 raise
 
     async def _receive(self, key: int, batch: Batch) -> BatchAnswer:
@@ -100,13 +99,8 @@ class EdgeBatches:
         if edge.batch == batch.id and edge.batch_upto is not None:
             self._edges.counts.again += 1
             return BatchAnswer(upto=min(max(edge.batch_upto, batch.after), batch.upto), now=self._clock.now_ms())
-        if edge.batch is not None and not edge.accepts and edge.batch != batch.previous:
-            raise StoreCopied(
-                f"Everything up to position {edge.upto} of the sender is here. If the sender was restored: trunkline"
-                f" edge accept {edge.name} --new-positions, here. If this store was restored: trunkline edge accept"
-                f" {edge.name}, here, and trunkline forward rewind NAME {edge.upto}, at the sender"
-            )
-        if len(merged(edge.ranges, batch.after, batch.after + 1)) > EDGE_RANGES_MAX:
+        self._edges.refuse_copies(edge, [batch.previous])
+        if len(merged(_with_beginning(edge.ranges, batch), batch.after, batch.after + 1)) > EDGE_RANGES_MAX:
             raise ValidationFailed.of("after", invalid(f"leaves more than {EDGE_RANGES_MAX} gaps"))
         wanted = dict.fromkeys(one.type for remote, one in batch.devices.items() if remote not in known)
         if unknown := await self._edge_types.unknown(wanted):
@@ -159,7 +153,7 @@ class EdgeBatches:
                 store=batch.store,
                 batch=batch.id,
                 batch_upto=upto,
-                ranges=merged(known.ranges, batch.after, upto),
+                ranges=merged(_with_beginning(known.ranges, batch), batch.after, upto),
                 accepts=False,
                 messages=known.messages + len(stored),
                 dropped=known.dropped + dropped,
@@ -257,6 +251,12 @@ def _packed_mids(stored: Sequence[tuple[Ticket, str]]) -> bytes:
         bytes.fromhex(mids[Ticket(ticket)]) if ticket in mids else _NO_MID
         for ticket in range(stored[0][0], stored[-1][0] + 1)
     )
+
+
+def _with_beginning(ranges: Ranges, batch: Batch) -> Ranges:
+    """The first range begins where the sender has begun, so that everything up to its end is here."""
+    beginning = batch.after if batch.complete is None else min(batch.complete, batch.after)
+    return ranges if ranges and ranges[0][0] <= beginning else merged(ranges, beginning, beginning)
 
 
 def _covers(ranges: Ranges, position: int) -> bool:

@@ -16,8 +16,8 @@ class OtherStore(Conflict):
 @dataclass(eq=False)
 class StoreCopied(Conflict):
     template = (
-        "Two copies of this store send: the last batch is not the one before. A backup was restored, here or at the"
-        " sender. {reason}"
+        "Two copies of this store send, or a backup was restored: the last batch at the upstream is not the last one of"
+        " the sender. {reason}"
     )
 
 

@@ -1,13 +1,14 @@
 """The stores that forward to this one: which of them sends, and how each stands."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import msgspec
 from msgspec.structs import replace
 
 from broker.clock import Clock
-from broker.errors import StorageUnavailable, Unauthorized
-from broker.forwarding.edge_refusals import ForwardLoop, OtherStore
+from broker.errors import Conflict, StorageUnavailable, Unauthorized
+from broker.forwarding.edge_refusals import ForwardLoop, OtherStore, StoreCopied
 from broker.forwarding.wire import Greeting
 from broker.secrets import token_hash
 from config.limits import EDGES_MAX
@@ -115,9 +116,15 @@ class Edges:
             raise Unauthorized
         return edge
 
-    def greet(self, edge: EdgeRecord, store: str) -> Greeting:
-        """The first thing that a sender asks. Raises Conflict."""
-        self.refuse_others(edge, store)
+    def greet(self, edge: EdgeRecord, store: str, known: Collection[str] | None = None) -> Greeting:
+        """The first thing that a sender asks; `known`: the batches that may be its last one. Raises Conflict."""
+        try:
+            self.refuse_others(edge, store)
+            if known is not None:
+                self.refuse_copies(edge, known)
+        except Conflict as error:
+            self.note_refused(edge.key, error)
+            raise
         return Greeting(self.store, self._clock.now_ms(), edge.batch or "", edge.upto)
 
     def refuse_others(self, edge: EdgeRecord, store: str) -> None:
@@ -126,6 +133,21 @@ class Edges:
             raise ForwardLoop(f"{edge.name} is this store itself, or another copy of it")
         if edge.store is not None and edge.store != store and not edge.accepts:
             raise OtherStore(edge.store)
+
+    def refuse_copies(self, edge: EdgeRecord, known: Collection[str]) -> None:
+        """Raises Conflict: none of the batches is the last one of this edge."""
+        if edge.batch is None or edge.accepts or edge.batch in known:
+            return
+        raise StoreCopied(
+            f"Everything up to position {edge.upto} of the sender is at the upstream. If the sender was restored:"
+            f" trunkline edge accept {edge.name} --new-positions, at the upstream. If the upstream was restored:"
+            f" trunkline edge accept {edge.name}, at the upstream, and then trunkline forward rewind NAME {edge.upto},"
+            " at the sender"
+        )
+
+    def note_refused(self, key: int, error: Conflict) -> None:
+        self.counts.refused += 1
+        self.note_problem(key, str(error))
 
 
 def _status(edge: EdgeRecord, problem: str) -> EdgeStatus:

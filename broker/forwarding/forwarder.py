@@ -84,7 +84,7 @@ class Forwarder:
                 except* UpstreamError as errors:
                     error = _first(errors)
                     seconds = min(error.seconds, _LONGEST_WAIT) if isinstance(error, UpstreamError) else 0.0
-                    self._report.failed(str(error))
+                    self._report.failed(str(error), seconds)
                 except* StoreError as errors:
                     self._report.failed(f"The store cannot be read or written: {_first(errors)}.")
                 except* Exception as errors:  # noqa: BLE001 - a bug that one upstream meets must not end the others

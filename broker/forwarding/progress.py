@@ -60,6 +60,11 @@ def passed(record: ForwardRecord, after: int, upto: int, reached: int, *, of_gap
     return replace(record, gaps=_joined((*record.gaps[:-1], *rest)))
 
 
+def complete_upto(record: ForwardRecord) -> int:
+    """Everything up to here is sent."""
+    return record.gaps[0][0] if record.gaps else record.mark
+
+
 def rows_left(record: ForwardRecord, head: int) -> int:
     """How many positions of the log are not sent."""
     return max(head - record.mark, 0) + sum(upto - after for after, upto in record.gaps)
@@ -67,9 +72,7 @@ def rows_left(record: ForwardRecord, head: int) -> int:
 
 def oldest_left(record: ForwardRecord, head: int) -> int | None:
     """Everything up to here is sent; None: everything is."""
-    if record.gaps:
-        return record.gaps[0][0]
-    return record.mark if head > record.mark else None
+    return complete_upto(record) if record.gaps or head > record.mark else None
 
 
 def _joined(ranges: Ranges) -> Ranges:

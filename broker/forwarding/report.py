@@ -1,5 +1,8 @@
 """The counts and problems of one forward, for its operator."""
 
+from datetime import UTC, datetime
+from typing import Final
+
 import structlog
 
 from broker.clock import Clock
@@ -8,6 +11,7 @@ from broker.forwarding.status import ForwardStatus
 from config.settings import Forward
 from storage.outages import Outage
 
+_SAID_SECONDS: Final = 120.0  # a longer wait is said
 _log = structlog.get_logger(__name__)
 
 
@@ -43,9 +47,14 @@ class ForwardReport:
             clock_ahead_seconds=self.clock_ahead_seconds,
         )
 
-    def failed(self, text: str) -> None:
+    def failed(self, text: str, seconds: float = 0.0) -> None:
+        """It is tried again after `seconds`."""
         self._failures += 1
         self._state, self._problem = "waits", text
+        if seconds >= _SAID_SECONDS:
+            when = datetime.fromtimestamp(self._clock.now_ms() / 1000 + seconds, UTC)
+            stop = "" if text.endswith(".") else "."
+            self._problem = f"{text}{stop} The next try is at {when:%H:%M} UTC."
         self._outage.failed(text, forward=self._entry.name)
 
     def works(self) -> None:

@@ -12,7 +12,7 @@ from broker.errors import DomainError
 from broker.forwarding.log_reader import Block, LoadedMessage, LogReader
 from broker.forwarding.port import UpstreamAnswer, UpstreamError, Upstreams
 from broker.forwarding.position import LogPosition
-from broker.forwarding.progress import advanced, begun
+from broker.forwarding.progress import advanced, begun, complete_upto
 from broker.forwarding.report import ForwardReport
 from broker.forwarding.sent_manifests import SentManifests
 from broker.forwarding.wire import (
@@ -35,6 +35,7 @@ from storage.keys import Position
 #: Before another try where only an operator can help.
 _LONG_SECONDS: Final = 60.0
 _SKEW_SECONDS: Final = 60.0
+_BUSY: Final = (429, 503)
 _A = TypeVar("_A")
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
@@ -53,7 +54,9 @@ class TrunklineUpstream:
     async def greet(self) -> None:
         """Learn which store it is. Raises UpstreamError."""
         store, record = self._reader.store, self._position.record
-        greeting = await self.ask(PATH, ForwardAsked(store=store), Greeting)
+        pending = "" if record.pending is None else record.pending.id
+        known = tuple(one for one in (record.batch, pending) if one)
+        greeting = await self.ask(PATH, ForwardAsked(store=store, known=known), Greeting)
         if greeting.store == store:
             raise UpstreamError("The upstream is this store itself, or another copy of it.", seconds=_LONG_SECONDS)
         self._reader.upstream_store = greeting.store
@@ -107,6 +110,7 @@ class TrunklineUpstream:
                 one.device.id: SentDevice(one.device.record.name, one.device.type.record.unique_name, one.path)
                 for one in loaded
             },
+            complete=complete_upto(record),
         )
 
     def _take(
@@ -157,7 +161,7 @@ class TrunklineUpstream:
         text = ""
         if abs(ahead_seconds) > _SKEW_SECONDS:
             ahead = "ahead of" if ahead_seconds > 0 else "behind"
-            text = f"The clock of this machine is {abs(ahead_seconds):.0f} s {ahead} that of the upstream."
+            text = f"The clock of this machine is {_spoken(abs(ahead_seconds))} {ahead} that of the upstream."
         self._report.note("clock", text)
 
 
@@ -182,14 +186,25 @@ def _refusal(answer: UpstreamAnswer) -> UpstreamError:
         said = ""
     if status == 401:
         return UpstreamError(
-            "The upstream does not know the token of token_file (HTTP status 401).", seconds=_LONG_SECONDS
+            "The upstream does not know the token of token_file (HTTP status 401): it was renewed, or the edge was"
+            " removed. trunkline edge token, at the upstream, makes another one.",
+            seconds=_LONG_SECONDS,
         )
     if status == 404:
         return UpstreamError(
             "There is no Trunkline that takes messages at this address (HTTP status 404).", seconds=_LONG_SECONDS
         )
+    if status in _BUSY and seconds:
+        return UpstreamError(f"The upstream is busy and asks to wait (HTTP status {status}).", seconds=seconds)
     about = f": {said}" if said else ""
     return UpstreamError(f"The upstream answers with HTTP status {status}{about}", seconds=seconds)
+
+
+def _spoken(seconds: float) -> str:
+    for size, unit in ((365 * 86_400, "years"), (86_400, "days"), (3_600, "hours"), (60, "minutes")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def _plain(text: str) -> str:

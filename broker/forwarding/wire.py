@@ -58,6 +58,7 @@ class Batch(msgspec.Struct, frozen=True):
     """All messages that the sender has for the upstream with `after < position <= upto`, in order.
 
     `id` is new for each batch and is kept by the sender before it is sent; `previous` is that of the batch before.
+    Up to `complete` the sender has nothing more to send; between that and `after` it may have left parts for later.
     """
 
     store: Id
@@ -67,12 +68,18 @@ class Batch(msgspec.Struct, frozen=True):
     upto: Number
     messages: Annotated[tuple[SentMessage, ...], Meta(max_length=FORWARD_BATCH_MESSAGES)]
     devices: Annotated[dict[Remote, SentDevice], Meta(max_length=FORWARD_BATCH_MESSAGES)]
+    complete: Number | None = None
 
 
 class ForwardAsked(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A request: the store that will send, with device types that the upstream has asked for; or a batch of it."""
+    """A request: the store that will send, with device types that the upstream has asked for; or a batch of it.
+
+    `known`, of a greeting: the last batch, and one whose answer the sender has not heard. The last one at the upstream
+    is one of them, unless there are two copies of a store.
+    """
 
     store: Id | None = None
+    known: Annotated[tuple[Id, ...], Meta(max_length=2)] | None = None
     types: Annotated[dict[_Name, SentType], Meta(max_length=FORWARD_BATCH_MESSAGES)] | None = None
     batch: Batch | None = None
 

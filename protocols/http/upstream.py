@@ -55,7 +55,7 @@ def upstream_blueprint(services: Services, allowances: Allowances) -> Blueprint:
         if asked.types is not None:
             taken = await forwarding.edge_types.take(edge, asked.store, asked.types)
             return json_answer({"data": msgspec.to_builtins(taken)})
-        return json_answer({"data": msgspec.to_builtins(edges.greet(edge, asked.store))})
+        return json_answer({"data": msgspec.to_builtins(edges.greet(edge, asked.store, asked.known))})
 
     @routes.post(ACTIONS_PATH)
     async def actions() -> Response:

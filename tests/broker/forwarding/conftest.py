@@ -34,12 +34,14 @@ CENTRE: Final = Forward("centre", "https://centre.example.org", token_file="toke
 @dataclass(eq=False)
 class Line:
     """The line between two stores. `faults` are met by the next requests, in order: `away`, `unheard` (the answer is
-    lost), or an answer in place of the upstream's."""
+    lost), or an answer in place of the upstream's. `asked_at`: by the clock of trio."""
 
     centre: Services | None = None
     token: str = TOKEN
+    seconds: float = 0.0  # that each answer takes
     faults: deque[str | UpstreamAnswer] = field(default_factory=deque)
     asked: list[Any] = field(default_factory=list)
+    asked_at: list[float] = field(default_factory=list)
     polls: list[ActionsAsked] = field(default_factory=list)
 
     async def post(self, _entry: Forward, path: str, body: bytes, *, seconds: float) -> UpstreamAnswer:  # noqa: ARG002 - of the port
@@ -47,6 +49,8 @@ class Line:
             polled = msgspec.json.decode(body, type=ActionsAsked)
             self.polls.append(polled)
             return await self._answered(polled)
+        self.asked_at.append(trio.current_time())
+        await trio.sleep(self.seconds)
         fault = self.faults.popleft() if self.faults else ""
         if isinstance(fault, UpstreamAnswer):
             return fault
@@ -73,7 +77,7 @@ class Line:
             elif asked.types is not None:
                 said = await there.edge_types.take(edge, asked.store or "", asked.types)
             else:
-                said = there.edges.greet(edge, asked.store or "")
+                said = there.edges.greet(edge, asked.store or "", asked.known)
         except DomainError as error:
             body = msgspec.json.encode({"error": {"code": error.code, "message": str(error)}})
             return UpstreamAnswer(error.status, {}, body)
