@@ -32,6 +32,40 @@ def test_the_first_questions_of_an_incident(ada: User, site: Site) -> None:
     ada.sees("127.0.0.1", "tbody")
 
 
+def test_upstreams_and_topic_devices_are_shown_on_a_tablet(ada: User) -> None:
+    """An upstream that cannot be reached says so, also to the doctor; long names and sentences keep to their boxes."""
+    ada.browser.show((820, 1180), dark=False)
+    go(ada, "/operator")
+    ada.sees("centre", "#forwarding")
+    ada.sees("http://127.0.0.1:1", "#forwarding code")
+    ada.sees("shellies", "#topics")
+    ada.browser.run(NOT_UNDERSTOOD)
+    ada.sees("no number in it", "#topics")
+    ada.sees("centre", "#doctor")
+    for box in ("#forwarding", "#topics"):
+        assert ada.browser.run(FITS, box), box
+
+
+#: From now on the entry has a problem, and keys that no device has, as long as they may be.
+NOT_UNDERSTOOD: Final = """
+const real = window.fetch;
+window.fetch = async (...asked) => {
+  const answer = await real(...asked);
+  if (!String(asked[0]?.url ?? asked[0]).includes("/operator/overview")) return answer;
+  const said = await answer.json();
+  Object.assign(said.data.statistics["topic devices"].entries[0], {
+    not_understood: 12, problem: "shellies/shellyplug-s-7A1B2C/relay/0/power: the payload has no number in it",
+    unknown: ["shellyplug-s-7A1B2C", "shellyplug-s-7A1B2D", "shellyplug-s-7A1B2E"] });
+  return new Response(JSON.stringify(said), { status: answer.status, headers: answer.headers });
+};
+"""
+#: Whether the tables of a box are no wider than it.
+FITS: Final = """
+const tables = [...document.querySelectorAll(arguments[0] + " table")];
+return tables.length > 0 && tables.every((one) => one.offsetWidth <= one.parentElement.clientWidth + 1);
+"""
+
+
 def test_a_backup_is_made_and_found_again(ada: User) -> None:
     go(ada, "/operator/backups")
     ada.click("Make a backup")

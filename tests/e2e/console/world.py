@@ -87,7 +87,8 @@ def running_site(folder: Path) -> Iterator[Site]:
         pass  # the tests that need LWM2M are skipped
     else:
         settings += '[lwm2m]\ndtls_bind = "127.0.0.1:0"\n'
-    daemon = Daemon(folder / "state", settings + _SHELLIES)
+    (folder / "centre.token").write_text("7" * 32, encoding="utf-8")
+    daemon = Daemon(folder / "state", settings + _SHELLIES + _UPSTREAM.format(folder=folder, device=device_id(71)))
     daemon.configure(devices=DEVICES)
     text = daemon.config.read_text(encoding="utf-8").replace("[mqtt]\n", '[mqtt]\ntopics = "open"\n')
     daemon.config.write_text(text, encoding="utf-8")
@@ -113,6 +114,15 @@ make = true
 [[discover]]
 device = "Light 72"
 owner = "{ADA_EMAIL}"
+"""
+#: An upstream where nobody listens.
+_UPSTREAM: Final = """
+[[forward]]
+name = "centre"
+to = "http://127.0.0.1:1"
+token_file = "{folder}/centre.token"
+allow_plain = true
+devices = ["{device}"]
 """
 _PEOPLE: Final = f"""
 [[users]]
