@@ -135,7 +135,11 @@ class DeviceTypeEntry(_Entry, frozen=True, kw_only=True):
     ca: Annotated[str, about("File with certificate authorities in PEM, beside this file; only with rsp")] | None = None
     # In the file a name or a table, on the wire the document itself.
     manifest: (
-        Annotated[dict[str, Any], forms.FILE_OR_TABLE, about("The Manifest: a JSON file beside this file, or a table")]
+        Annotated[
+            dict[str, Any],
+            forms.FILE_OR_TABLE,
+            about("The Manifest: a JSON file beside this file, a table, or the name of a shipped type"),
+        ]
         | None
     ) = None
 

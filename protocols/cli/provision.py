@@ -11,6 +11,7 @@ import click
 import msgspec
 import trio
 
+from broker.device_types.examples import load_examples
 from broker.errors import Finding, ValidationFailed
 from broker.nesting import check_nesting
 from broker.provisioning import Generated, ProvisionReport
@@ -94,7 +95,7 @@ def read_provision_file(path: Path) -> tuple[dict[str, Any], list[Finding]]:
         for key, read in (("manifest", _read_manifest), ("ca", _read_text)):
             if isinstance(entry, dict) and isinstance(entry.get(key), str):
                 try:
-                    entry[key] = read(path.parent / entry[key])
+                    entry[key] = read(path.parent, entry[key])
                 except ValueError as error:
                     del entry[key]
                     findings.append(Finding(f"device_types[{index}].{key}", (str(error),)))
@@ -105,8 +106,12 @@ def read_provision_file(path: Path) -> tuple[dict[str, Any], list[Finding]]:
     return document, findings
 
 
-def _read_manifest(path: Path) -> object:
-    """Raises ValueError with a text for the operator."""
+def _read_manifest(folder: Path, name: str) -> object:
+    """The Manifest in a file, or that of the shipped type with this name. Raises ValueError with a text for the
+    operator."""
+    path = folder / name
+    if not path.exists() and (shipped := next((one for one in load_examples() if one.unique_name == name), None)):
+        return msgspec.json.decode(shipped.manifest_document)
     try:
         content = path.read_bytes()
         check_nesting(content)
@@ -117,8 +122,9 @@ def _read_manifest(path: Path) -> object:
         raise ValueError(f"{path}: not valid JSON: {error}") from error
 
 
-def _read_text(path: Path) -> str:
+def _read_text(folder: Path, name: str) -> str:
     """Raises ValueError with a text for the operator."""
+    path = folder / name
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:

@@ -28,6 +28,7 @@ DOCS: Final = "/docs"
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Guides": (
         "first-steps",
+        "own-devices",
         "devices",
         "topics-and-hooks",
         "applications",
