@@ -6,7 +6,7 @@
 #   Both take ENGINE=postgresql: the same tests over databases of PostgreSQL (Debian's, which they start and end). What
 #   only SQLite has is left out, and the end of the output says why
 # make both   the part of make test ENGINE=postgresql that CI runs: the tests of stores and of the broker, and those of
-#             the daemon with its store and its clients; not those of PostgreSQL itself, which make test has
+#             the daemon with its store; not those of PostgreSQL itself, which make test has
 # make again  the tests that failed last, at most three, one after the other
 # make fuzz SECONDS=600   every parser, as long as this (tests/fuzz/README.md); TARGET=coap for one of them
 # make soak SECONDS=3600   one daemon under everything at once: does anything grow (tests/soak/README.md)
@@ -55,19 +55,27 @@ check:
 unit: $(VENV)/.compiled-test
 	$(call pytest_in_memory,-n $(PROCESSORS) --ignore tests/e2e -m "not processes" --hypothesis-profile=daily $(UNITS))
 
-# Of the tests with the real daemon, those in which its store matters: CoAP is in those of events, limits, LWM2M and
-# reloading. Of the others, those that touch a store, and none that is the same in both runs, because it starts
-# PostgreSQL in each.
+# Of the tests with the real daemon, those that end it, or look at what it has stored. Clients of daemons over PostgreSQL
+# are in tests/cluster, which is the same in both runs.
 BOTH = tests/storage tests/broker $(addprefix tests/protocols/,cli operation doctor) \
-  $(patsubst %,tests/e2e/test_%.py,accounts_listener audit backup commands connections connectors events kill \
-  lasting_sessions leaving limits lwm2m monetization mosquitto mqtt reach reload rules secrets stop subscriptions \
-  websocket will_kills)
-NOT_BOTH = tests/broker/rules/language $(patsubst %,tests/broker/device_types/test_%.py,expressions manifest normalize \
-  payload_formats transform) $(patsubst %,tests/storage/test_%.py,failover fence listening neighbours partitions \
-  pgbouncer postgresql) tests/protocols/operation/test_postgresql_store.py \
-  $(patsubst %,tests/broker/%.py,accounts/test_redirect_uris connectors/test_hooks limits/test_strangers \
-  messages/test_aggregates messages/test_columns messages/test_intervals models/test_learning registration/test_trust \
-  trace/test_refusals) tests/protocols/cli/test_imports.py tests/protocols/operation/test_interpreter.py
+  $(patsubst %,tests/e2e/test_%.py,audit backup commands events kill lasting_sessions leaving lwm2m reload secrets stop \
+  subscriptions will_kills)
+# Files that have no store; then those that start PostgreSQL in both runs, and those about the arguments and the exit
+# status of commands, whose stores are in the tests of administration, keys and provisioning.
+NOT_BOTH = tests/broker/rules/language \
+  $(foreach file,accounts/common_passwords accounts/hashing accounts/redirect_uris connectors/generic connectors/hooks \
+  connectors/lanes connectors/oauth connectors/sending device_management/objects device_types/examples \
+  device_types/expressions device_types/manifest device_types/normalize device_types/payload_formats \
+  device_types/standard_actions device_types/transform found/definitions found/templates home_assistant/components \
+  limits/addresses limits/bodies limits/overhead limits/periods limits/sockets limits/strangers messages/aggregates \
+  messages/columns messages/intervals messages/mids models/learning registration/trust routing/feeds \
+  topic_devices/entries topics/tree trace/refusals changes facts life loops nesting numbers secrets site,\
+  tests/broker/$(dir $(file))test_$(notdir $(file)).py) \
+  $(patsubst %,tests/protocols/cli/test_%.py,imports simulated_waiting tail) \
+  $(patsubst %,tests/protocols/operation/test_%.py,health_ports interpreter trio_fails) \
+  $(patsubst %,tests/storage/test_%.py,commit_delay fair_places worker_thread) \
+  $(patsubst %,tests/storage/test_%.py,failover fence listening neighbours partitions pgbouncer postgresql) \
+  tests/protocols/operation/test_postgresql_store.py tests/protocols/cli/test_commands.py
 
 both: $(VENV)/.compiled-test
 	export ENGINE=postgresql; $(call pytest_in_memory,-n $$(($(PROCESSORS) + 2)) --hypothesis-profile=daily $(BOTH) $(addprefix --ignore=,$(NOT_BOTH)))
@@ -159,7 +167,7 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	@$(BIN)/python -m deploy.install --extras learning,streams,test --editable
 	@touch $@
 
-# The bytecode of all tests, which each of the tests' processes would make for itself.
+# The bytecode of all tests, or of UNITS, which each of the tests' processes would make for itself.
 $(VENV)/.compiled-test: $(VENV)/.installed-test
-	@$(BIN)/pytest -n0 --collect-only -qq >$(VENV)/collected.log || { tail -n 50 $(VENV)/collected.log; exit 1; }
+	@$(BIN)/pytest -n0 --collect-only -qq $(UNITS) >$(VENV)/collected.log || { tail -n 50 $(VENV)/collected.log; exit 1; }
 	@touch $@

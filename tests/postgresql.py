@@ -40,7 +40,7 @@ _TEMPLATE: Final = "trunkline_template"
 #: A test that fails must not find the server's disk, and nothing of it outlives the run.
 _SETTINGS: Final = (
     *("fsync=off", "full_page_writes=off", "listen_addresses=", "max_connections=400", "shared_buffers=64MB"),
-    *("autovacuum_naptime=10s", "log_min_messages=fatal", "max_wal_size=4GB", "checkpoint_timeout=1h"),
+    *("autovacuum_naptime=10s", "log_min_messages=fatal", "max_wal_size=4GB", "checkpoint_timeout=1h", "jit=off"),
 )
 _WATCH: Final = """
 import fcntl, json, subprocess, sys, shutil

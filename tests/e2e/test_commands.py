@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 
 import httpx
-import pyarrow.parquet
 
 from tests.daemon import USER_TOKEN, bearer, command_output, device_id, run_command, running_daemon
 from tests.stores import configuration
@@ -62,6 +61,8 @@ def test_an_export_is_fetched_and_unpacked(tmp_path: Path) -> None:
         assert refused.stdout == f"{more}: 1 stored, 0 present, 1 wrong\n"
         assert f"{more}:3: time: “never”" in refused.stderr
         run("export", "Light 1", "--format", "parquet", "--from", "2017-07-14", "--out", folder, *address)
+    import pyarrow.parquet  # takes a moment in each process that collects this test
+
     (table,) = folder.glob("*.parquet")
     assert pyarrow.parquet.read_table(table).column("intensity").to_pylist() == [1, 3]
 

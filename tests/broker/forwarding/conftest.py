@@ -118,7 +118,7 @@ class Two:
 
         return await self.centre.core.database.read(read)
 
-    async def settled(self, seconds: float = 300) -> None:
+    async def settled(self, seconds: float = 150) -> None:
         """Let the forwarder do what it can within this time."""
         await trio.sleep(seconds)
 

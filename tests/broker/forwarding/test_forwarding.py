@@ -124,7 +124,7 @@ async def test_a_device_that_was_handed_over_at_the_upstream_has_no_part_in_it_a
     await give_to(two.world.ada)
     two.line.token = token
     await two.send(2)
-    await two.settled(3_600)
+    await two.settled(600)
     assert two.status.actions == 0
     assert await two.at_centre() == Counter([1])
     assert centre.forwarding.edges.statistics().dropped == 1

@@ -23,7 +23,7 @@ from tests.sizes.store import DAYS, fill_log
 from tests.stores import make_store
 
 NOW_MS: Final = 1_760_000_000_000
-MESSAGES: Final = 600_000
+MESSAGES: Final = 400_000
 SECONDS: Final = 1.2
 ROUNDS: Final = 3
 MOST: Final = 3.0

@@ -25,6 +25,7 @@ from storage.database import Transaction
 from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, Position
 from storage.records import DeviceTypeRecord, MessageRow
 from storage.retention import LogTable, RetentionStore
+from storage.sizes import measure
 from tests.builders import ServicesOpener
 from tests.damaged_pages import damage, leaves
 from tests.factories import LIGHT_MANIFEST, NOW_MS, World, build_world, new_device, new_device_type
@@ -34,8 +35,9 @@ from tests.tickets import at
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the steps: nobody else writes."""
+    """Between the steps: nobody else writes. Sizes are measured, which tests/conftest.py spares the others."""
     monkeypatch.setattr("broker.messages.retention._PAUSE_SECONDS", 0)
+    monkeypatch.setattr("broker.messages.retention.measure", measure)
 
 
 _BY_DEFAULT = RollupDays()

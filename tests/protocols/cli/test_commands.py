@@ -125,7 +125,7 @@ def test_unusable_certificate_exits_with_2(tmp_path: Path, listener: str) -> Non
 
 
 def test_taken_port_exits_with_3(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as holder, programs_started():
+    with socket.create_server(("127.0.0.1", 0)) as holder:
         address = f"127.0.0.1:{holder.getsockname()[1]}"
         config = tmp_path / "trunkline.toml"
         text = f'state_dir = "{tmp_path}/state"\n[mqtt]\nbind = "{address}"\n'
@@ -447,11 +447,9 @@ def test_commands_say_that_a_store_is_older_and_what_to_do_runs_as_it_is_shown(t
         about, _, shown = one_line(done).partition("run once: ")
         assert "it lacks 1 schema steps" in about, words
         assert store.read_bytes() == before, words
-    with programs_started():
-        assert trunkline("device", "list", "--config", config).stderr.endswith(shown + "\n")
-        assert shlex.split(shown) == [str(TRUNKLINE), "migrate", "--config", str(config)]
-        subprocess.run(["sh", "-c", shown], check=True, capture_output=True, timeout=SECONDS)
-        assert trunkline("device", "list", "--config", config).returncode == 0
+    assert shlex.split(shown) == [str(TRUNKLINE), "migrate", "--config", str(config)]
+    subprocess.run(["sh", "-c", shown], check=True, capture_output=True, timeout=SECONDS)
+    assert trunkline("device", "list", "--config", config).returncode == 0
 
 
 @contextmanager
