@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from broker.clock import Clock
 from broker.errors import StorageUnavailable
-from broker.facts import ActionStored, FactPhase, Router
+from broker.facts import ActionStored, DeviceCreated, FactPhase, Router
 from broker.forwarding.edge_refusals import EdgeBusy
 from broker.forwarding.edges import Edges
 from broker.forwarding.wire import ActionsAnswer, ActionsAsked, SentAction
@@ -17,7 +17,7 @@ from broker.messages.mids import Mids
 from config.limits import FORWARD_ACTIONS
 from storage.database import Database, Transaction
 from storage.forwarding import EdgeRecord
-from storage.keys import BY_CLOUD, DeviceKey, Position
+from storage.keys import BY_CLOUD, DeviceKey, Position, UserKey
 from storage.records import ActionRow
 from storage.sql import StoreError
 
@@ -29,6 +29,7 @@ _WAITERS_OF_ONE: Final = 3  # requests for Actions: one that has lost its connec
 @dataclass(eq=False)
 class _Waiter:
     edge: int
+    owner: UserKey
     event: trio.Event
 
 
@@ -45,6 +46,7 @@ class EdgeActions:
         self._edge_of: dict[DeviceKey, int] = {}
         self._devices_of: dict[int, int] = {}  # how many of an edge are in `_edge_of`
         self._router.subscribe(ActionStored, self._action_stored, FactPhase.EFFECT)
+        self._router.subscribe(DeviceCreated, self._device_created, FactPhase.EFFECT)
 
     async def next(self, edge: EdgeRecord, asked: ActionsAsked) -> ActionsAnswer:
         """The next Actions to devices of the edge, after a while if there are none now.
@@ -54,7 +56,7 @@ class EdgeActions:
         self._edges.refuse_others(edge, asked.store)
         if sum(one.edge == edge.key for one in self._waiters) >= _WAITERS_OF_ONE:
             raise EdgeBusy(int(asked.wait) + 1)
-        waiter = _Waiter(edge.key, trio.Event())
+        waiter = _Waiter(edge.key, edge.owner, trio.Event())
         self._waiters.add(waiter)
         self._edges.counts.waiting += 1
         try:
@@ -107,6 +109,12 @@ class EdgeActions:
             for waiter in self._waiters:
                 if waiter.edge == edge:
                     waiter.event.set()
+
+    def _device_created(self, fact: DeviceCreated) -> None:
+        """It may be an edge's, also when another node made it: the edge asks again, and then the device is known."""
+        for waiter in self._waiters:
+            if waiter.owner == fact.owner:
+                waiter.event.set()
 
 
 def _behind_known(edge: EdgeRecord, asked: ActionsAsked) -> ActionsAsked:

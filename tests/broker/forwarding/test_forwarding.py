@@ -103,6 +103,20 @@ async def test_actions_come_down_once(two: Two, autojump_clock: MockClock) -> No
     assert two.status.actions == 3
 
 
+async def test_an_action_of_a_new_device_does_not_wait_for_the_end_of_a_request(
+    two: Two, autojump_clock: MockClock
+) -> None:
+    """Also when another node of the upstream has made the device while the edge waited at this one."""
+    await two.settled()
+    await two.send(1)
+    await two.settled(3)
+    (device,) = await devices_of_edge(two.centre)
+    two.centre.messages.ingest.submit_action(device, device, b'{"actions":[{"name":"setOn"}]}')
+    await two.centre.messages.ingest.wait_committed()
+    await two.settled(1)
+    assert two.status.actions == 1
+
+
 async def test_a_device_that_was_handed_over_at_the_upstream_has_no_part_in_it_any_more(
     two: Two, autojump_clock: MockClock
 ) -> None:
