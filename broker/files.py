@@ -20,10 +20,11 @@ from broker.clock import Clock
 from broker.ids import is_id
 from broker.loops import Loop
 from storage.ballast import making_room
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.files import CHUNK_BYTES, FileKey
 from storage.keys import Milliseconds
 from storage.sql import StoreError
+from storage.transaction import Transaction
 
 _LOOK_SECONDS: Final = 60.0
 _DELETED_AT_ONCE: Final = 4  # chunks in one write, so that senders hardly wait

@@ -8,7 +8,7 @@ from typing import Any, Final
 from cryptography.fernet import InvalidToken
 
 from broker.secrets import Vault
-from storage.database import EngineConnection
+from storage.engines.port import EngineConnection
 from storage.sealed import SEALED_COLUMNS, SealedColumn, SealedStore
 
 _AT_ONCE: Final = 100  # secrets in one transaction

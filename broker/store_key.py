@@ -6,9 +6,10 @@ from typing import Final
 from cryptography.fernet import InvalidToken
 
 from broker.secrets import Vault
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.sealed import SEALED_COLUMNS, STORE_KEY, SealedColumn, SealedStore, one_of_each
 from storage.sql import StoreConnection, StoreError
+from storage.transaction import Transaction
 
 _SECRET: Final = "trunkline"  # noqa: S105 - only its seal matters
 

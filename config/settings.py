@@ -50,7 +50,7 @@ from config.limits import (
     UNAUTHENTICATED_CONNECTIONS_PER_ADDRESS,
     USER_TOKEN_SECONDS,
 )
-from config.settings_checks import SOCKET_LIMITS, problems
+from config.settings_checks import SOCKET_LIMITS, settings_problems
 from config.toml import read_toml
 
 PREFIX = "TRUNKLINE_"
@@ -508,7 +508,7 @@ def load_settings(path: Path | None, environ: Mapping[str, str] = os.environ) ->
     settings, removed = _convert(_with_addresses(document, where, found), where, found)
     if settings is not None:
         # A key that was removed has its default now, which its neighbours may not fit.
-        others = [text for text in problems(settings) if not any(key in text for key in removed)]
+        others = [text for text in settings_problems(settings) if not any(key in text for key in removed)]
         found += [f"{where}: {text}" for text in others]
     if settings is None or found:
         raise SettingsError(found[0], found[1:])

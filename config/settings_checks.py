@@ -36,7 +36,7 @@ SOCKET_LIMITS: Final = (
 )
 
 
-def problems(settings: "Settings") -> Iterator[str]:
+def settings_problems(settings: "Settings") -> Iterator[str]:
     """One text for each problem: the key and what is wrong with it."""
     yield from _of_tls(settings)
     yield from _of_addresses(settings)

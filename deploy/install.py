@@ -3,7 +3,7 @@
     .venv/bin/python -m deploy.install --extras learning,streams,test --editable
 
 It runs in the root of the tree. Each package is checked against its hashes; nothing else is downloaded, also not for
-building the tree itself. One line moves meanwhile: how many packages are found, how much is fetched, how long it has
+building the tree itself. One line moves during it: how many packages are found, how much is fetched, how long it has
 taken. Without a terminal, a line comes for every tenth package. When pip fails, its whole output is shown, and its exit
 status is this program's.
 """

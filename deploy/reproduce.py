@@ -69,7 +69,7 @@ def made(clone: Path) -> dict[str, str]:
 def main() -> int:
     results = []
     with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / "source"  # so that commits of meanwhile do not count
+        source = Path(folder) / "source"  # so that later commits do not count
         subprocess.run(["git", "clone", "--quiet", "--bare", "--shared", ROOT, source], check=True)  # noqa: S603, S607
         for one in (FIRST, SECOND):
             clone = cloned(source, Path(folder), one)

@@ -88,7 +88,7 @@ from protocols.outbound.stripe import payment_processor
 from protocols.outbound.tls import client_context
 from protocols.outbound.tracing import MessageTraces, otlp_provider
 from protocols.streams.hub import Hub
-from protocols.streams.inherited import hand_over, inherited_sockets
+from protocols.streams.inherited import inherited_sockets, pass_sockets
 from protocols.streams.tls import PeerContext, RenewableContext
 from protocols.websocket.server import serve_websocket_connection
 from storage.ballast import Ballast
@@ -454,7 +454,7 @@ async def _listen(
         if bind is None:
             continue
         listening_as(name)  # its tasks inherit the name
-        hand_over(given.get(name, ()))
+        pass_sockets(given.get(name, ()))
         try:
             addresses[name] = await listeners.start(serve, bind)
         except OSError as error:
@@ -465,7 +465,7 @@ async def _listen(
             closed[name] = str(error)
             _log.error("dtls_disabled", listener=name, reason=str(error))
     listening_as("")
-    hand_over(())
+    pass_sockets(())
     for name, listener in (("coaps", dtls), ("lwm2m_dtls", lwm2m_dtls)):
         if name in addresses:
             reloading.certificates.append(partial(_prepare_dtls, listener))

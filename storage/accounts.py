@@ -7,7 +7,7 @@ from typing import Any
 from config.mail import folded_address
 from storage.keys import ApplicationKey, OrganizationKey, UserKey
 from storage.records import ApplicationRecord, GrantRecord, OrganizationRecord, TokenRecord, UserRecord, user_record
-from storage.sql import Store, replacing, sure, values_of
+from storage.sql import Store, record_values, replacing, sure
 
 # A key is never given again: what is remembered of a removed user would change hands.
 _NEXT_USER = (
@@ -277,7 +277,7 @@ class AccountStore(Store):
         return [TokenRecord(**dict(row)) for row in rows]
 
     def put_token(self, token: TokenRecord) -> None:
-        values = values_of(token)
+        values = record_values(token)
         self._insert("token", values, f"ON CONFLICT (hash) DO UPDATE SET {replacing(values)}")
 
     def remove_token(self, hash_: bytes) -> None:

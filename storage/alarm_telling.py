@@ -91,10 +91,6 @@ class AlarmTellingStore(Store):
         row = self._db.execute("SELECT * FROM alarm_notice WHERE key = :key", {"key": key}).one()
         return None if row is None else (NoticeRecord(**dict(row)), self.of(row["user"]))
 
-    def next_notice(self) -> Milliseconds | None:
-        row = self._db.execute("SELECT min(next_on) AS due FROM alarm_notice").one()
-        return None if row is None or row["due"] is None else Milliseconds(row["due"])
-
     def retry(self, key: int, next_on: Milliseconds) -> None:
         self._db.execute(
             "UPDATE alarm_notice SET next_on = :next, tries = tries + 1 WHERE key = :key", {"key": key, "next": next_on}

@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from storage.keys import ApplicationKey, DeviceKey, Milliseconds, Position, RuleKey, UserKey
-from storage.sql import Store, sure, values_of
+from storage.sql import Store, record_values, sure
 
 
 class AlarmRecord(msgspec.Struct, frozen=True):
@@ -96,7 +96,7 @@ class AlarmStore(Store):
 
     def add(self, alarm: AlarmRecord) -> int:
         """Return its key."""
-        values = values_of(alarm, _COLUMNS[1:])
+        values = record_values(alarm, _COLUMNS[1:])
         values["is_storm"] = int(alarm.is_storm)
         return int(sure(self._insert("alarm", values, "RETURNING key").one())["key"])
 
@@ -149,9 +149,6 @@ class AlarmStore(Store):
             {**given, "limit": limit, "offset": offset},
         )
         return [_alarm(row) for row in rows], total
-
-    def number_open(self, owner: UserKey) -> int:
-        return self._number_of("FROM alarm WHERE owner = :owner AND cleared_on IS NULL", {"owner": owner})
 
     def count_open(self) -> dict[str, int]:
         """Of all users, by severity."""

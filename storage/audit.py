@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from config.mail import folded_address
 from storage.records import AuditFilter, AuditRecord
-from storage.sql import Store, literal, values_of
+from storage.sql import Store, literal, record_values
 
 _COLUMNS = "at_ms, event, actor, address, object, outcome, of_stranger, details"
 
@@ -116,7 +116,7 @@ class AuditStore(Store):
 
 
 def _values(entry: AuditRecord) -> dict[str, Any]:
-    return values_of(entry) | {
+    return record_values(entry) | {
         "of_stranger": int(entry.of_stranger),
         "details": json.dumps(entry.details, ensure_ascii=False),
     }

@@ -10,7 +10,7 @@ from typing import Any
 from storage.keys import ApplicationKey, UserKey
 from storage.records import AuthorizationCodeRecord, DeviceCodeRecord, RefreshTokenRecord
 from storage.signing_keys import SigningKeyStore
-from storage.sql import Store, values_of
+from storage.sql import Store, record_values
 
 _KEPT_DEVICE_CODE_MS = 86_400_000  # until then an old code is answered as expired, afterwards as unknown
 
@@ -118,7 +118,7 @@ class AuthorizationStore(Store):
 
     def add_code(self, code: AuthorizationCodeRecord) -> None:
         names = ("hash", "application", "user", "redirect_uri", "code_challenge", "expires_on")
-        self._insert("authorization_code", values_of(code, (*names, "scope", "nonce", "signed_in_on")))
+        self._insert("authorization_code", record_values(code, (*names, "scope", "nonce", "signed_in_on")))
 
     def code(self, hash_: bytes) -> AuthorizationCodeRecord | None:
         row = self._db.execute("SELECT * FROM authorization_code WHERE hash = :hash", {"hash": hash_}).one()
@@ -134,7 +134,7 @@ class AuthorizationStore(Store):
 
     def add_device_code(self, code: DeviceCodeRecord) -> None:
         names = ("hash", "user_code", "application", "interval_seconds", "expires_on", "state")
-        self._insert("device_code", values_of(code, names))
+        self._insert("device_code", record_values(code, names))
 
     def device_code(self, hash_: bytes) -> DeviceCodeRecord | None:
         row = self._db.execute("SELECT * FROM device_code WHERE hash = :hash", {"hash": hash_}).one()

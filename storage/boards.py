@@ -6,7 +6,7 @@ from typing import Any, Final
 import msgspec
 
 from storage.keys import UserKey
-from storage.sql import Store, sure, values_of
+from storage.sql import Store, record_values, sure
 
 
 class BoardRecord(msgspec.Struct, frozen=True):
@@ -39,7 +39,7 @@ _BOARDS: Final = (
 class BoardStore(Store):
     def add(self, board: BoardRecord) -> BoardRecord:
         """Add a board; return it with its key."""
-        key = int(sure(self._insert("board", values_of(board, _WRITTEN), "RETURNING key").one())["key"])
+        key = int(sure(self._insert("board", record_values(board, _WRITTEN), "RETURNING key").one())["key"])
         found = self._one("b.key = :value", key)
         assert found is not None, "it was just added"  # noqa: S101 - an invariant of the store
         return found
@@ -48,7 +48,7 @@ class BoardStore(Store):
         """Write the changeable columns of a board."""
         self._db.execute(
             f"UPDATE board SET {', '.join(f'{name} = :{name}' for name in _CHANGED)} WHERE key = :key",  # noqa: S608 - constants
-            values_of(board, ("key", *_CHANGED)),
+            record_values(board, ("key", *_CHANGED)),
         )
 
     def remove(self, key: int) -> None:

@@ -3,7 +3,7 @@
 import msgspec
 
 from storage.keys import ApplicationKey, DeviceKey, Milliseconds, UserKey
-from storage.sql import Store, values_of
+from storage.sql import Store, record_values
 
 
 class ClaimRecord(msgspec.Struct, frozen=True):
@@ -17,7 +17,7 @@ class ClaimRecord(msgspec.Struct, frozen=True):
 
 class ClaimStore(Store):
     def put(self, claim: ClaimRecord) -> None:
-        self._insert("account_claim", values_of(claim))
+        self._insert("account_claim", record_values(claim))
 
     def of(self, user: UserKey) -> ClaimRecord | None:
         row = self._db.execute("SELECT * FROM account_claim WHERE user = :user", {"user": user}).one()

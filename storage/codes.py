@@ -9,7 +9,7 @@ from typing import Any
 from config.mail import folded_address
 from storage.keys import UserKey
 from storage.records import InvitationRecord, PasswordResetRecord
-from storage.sql import Store, values_of
+from storage.sql import Store, record_values
 
 
 class CodeStore(Store):
@@ -52,7 +52,7 @@ class CodeStore(Store):
 
     def put_invitation(self, invitation: InvitationRecord) -> None:
         """Add or replace the one invitation of this address; an earlier code becomes invalid."""
-        values = values_of(invitation) | {"email_key": folded_address(invitation.email)}
+        values = record_values(invitation) | {"email_key": folded_address(invitation.email)}
         self.remove_invitation(invitation.email)
         self._insert("invitation", values)
 

@@ -8,7 +8,7 @@ import msgspec
 
 from storage.keys import BY_CLOUD, DeviceKey, DeviceTypeKey, Position, UserKey
 from storage.records import ConnectorLinkRecord, ConnectorRecord, ConnectorStateRecord
-from storage.sql import Store, replacing, values_of
+from storage.sql import Store, record_values, replacing
 
 _LINKS = (
     "SELECT l.*, d.id AS device_id, d.owner, u.id AS owner_id FROM connector_link AS l"
@@ -42,7 +42,7 @@ class ConnectorStore(Store):
     def put_connector(self, connector: ConnectorRecord) -> None:
         """Bind the connector to its device type. See `demand_authorization`."""
         then = f"ON CONFLICT (device_type) DO UPDATE SET {replacing(('plugin', 'terms'))}"
-        self._insert("connector", values_of(connector), then)
+        self._insert("connector", record_values(connector), then)
         self._db.execute(
             "UPDATE device_type SET has_cloud_connector = 1 WHERE key = :type", {"type": connector.device_type}
         )
@@ -243,7 +243,7 @@ class ConnectorStore(Store):
                 return True
         if self._number_of("FROM connector_job WHERE device_type = :type", {"type": job.device_type}) >= at_most:
             return False
-        self._insert("connector_job", values_of(job, _JOB[1:]))
+        self._insert("connector_job", record_values(job, _JOB[1:]))
         return True
 
     def jobs(self, device_type: DeviceTypeKey, *, limit: int) -> list[ConnectorJobRecord]:
@@ -294,7 +294,7 @@ class ConnectorStore(Store):
     def add_state(self, state: ConnectorStateRecord, *, now_ms: int, at_most: int) -> None:
         """Add a state. Delete the device's oldest states beyond `at_most`, and every state that has expired."""
         self._db.execute("DELETE FROM connector_state WHERE expires_on <= :now", {"now": now_ms})
-        self._insert("connector_state", values_of(state))
+        self._insert("connector_state", record_values(state))
         self._db.execute(
             "DELETE FROM connector_state WHERE device = :device AND hash NOT IN (SELECT hash FROM connector_state"
             " WHERE device = :device ORDER BY key DESC LIMIT :at_most)",

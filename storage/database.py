@@ -5,115 +5,36 @@ an idle system commits at once, a busy one commits many writes together. Rows of
 groups (storage/journal.py).
 """
 
-import threading
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
-from contextvars import Context, copy_context
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 import structlog
 import trio
 
-from storage.accounts import AccountStore
-from storage.alarm_telling import AlarmTellingStore
-from storage.alarms import AlarmStore
-from storage.application_ends import ApplicationEndStore
-from storage.approved_lists import ApprovedListStore
-from storage.archives import UserArchiveStore
-from storage.audit import AuditStore
-from storage.authorizations import AuthorizationStore
 from storage.ballast import Ballast, makes_room
-from storage.boards import BoardStore
-from storage.claims import ClaimStore
-from storage.codes import CodeStore
 from storage.commit_delay import CommitDelay
+from storage.commit_group import CommitGroup, StoreWork
 from storage.conditions import conditional
-from storage.connectors import ConnectorStore
-from storage.data_readers import DataReaderStore
-from storage.deliveries import DeliveryStore
-from storage.device_connections import DeviceConnectionStore
-from storage.device_management import DeviceManagementStore
-from storage.device_types import DeviceTypeStore
-from storage.devices import DeviceStore
 from storage.durations import Durations
-from storage.erasures import ErasureStore
-from storage.export import ExportStore
-from storage.facts import FactRecord, FactStore, StoreBehindError, StoreOvertakenError
-from storage.failed_readings import FailedReadingStore
-from storage.fair_places import FairPlaces
-from storage.files import FileStore
-from storage.firmware import FirmwareStore
-from storage.forwarding import ForwardingStore
-from storage.found import FoundStore
-from storage.homes import HomeStore
-from storage.imports import ImportStore
-from storage.keys import Position, Ticket
-from storage.labels import LabelStore
-from storage.leases import HeldLease, Holder, LeaseStore
-from storage.leaving import LeavingStore
-from storage.limits import LimitStore
-from storage.lwm2m import Lwm2mStore
-from storage.lwm2m_actions import Lwm2mActionStore
-from storage.mail import MailStore
-from storage.message_searches import MessageSearches
-from storage.messages import MessageStore, Missing
-from storage.models import ModelStore
-from storage.monetization import MonetizationStore
-from storage.mqtt_sessions import MqttSessionStore
-from storage.mqtt_topics import MqttTopicStore
-from storage.mqtt_wills import MqttWillStore
-from storage.names import NameStore
-from storage.operating import OperatingStore
-from storage.operator_backups import OperatorBackupStore
+from storage.engines.port import SharedConnection, StoreEngine
+from storage.facts import FactRecord, StoreBehindError, StoreOvertakenError
+from storage.keys import Position
+from storage.leases import HeldLease, Holder
+from storage.messages import Missing
 from storage.outages import Outage
 from storage.peers import Peers
-from storage.provision_marks import ProvisionMarkStore
-from storage.records import ActionRow, FailedMessageRow, MessageRow
-from storage.registrations import RegistrationStore
-from storage.removal import RemovalStore
-from storage.retention import RetentionStore
-from storage.rollups import RollupStore
-from storage.rules import RuleStore
-from storage.scenes import SceneStore
-from storage.second_factors import SecondFactorStore
-from storage.sessions import SessionStore
-from storage.shares import ShareStore
-from storage.snapshots import SnapshotStore
-from storage.sql import (
-    EncodedRows,
-    StoreConnection,
-    StoreDamagedError,
-    StoreDoubtfulError,
-    StoreError,
-    StoreFullError,
-    StoreLostError,
-)
-from storage.subscriptions import SubscriptionStore
+from storage.readers import READERS, TRIES, Readers
+from storage.sql import StoreDamagedError, StoreDoubtfulError, StoreError, StoreFullError, StoreLostError
 from storage.tables import check_finished
-from storage.tasks import TaskStore
 from storage.told import NotReadError, Tellable, Told, read_told
-from storage.transfers import TransferStore
-from storage.trial_invitations import TrialInvitationStore
-from storage.trial_sessions import TrialSessionStore
-from storage.trials import TrialStore
-from storage.wanted import WantedStore
+from storage.transaction import Transaction
 from storage.worker_thread import Job, Worker, WorkerThread
 
 T = TypeVar("T")
-_K = TypeVar("_K")
-_READERS = 4
-#: How often work runs whose connection to the store breaks. Each time a new connection is waited for.
-_TRIES = 4
-#: Reads that run at once while none of them takes long. More would only take the interpreter's lock from each other:
-#: with 20 callers, two readers answer 1.3 times as many searches as four. Somebody who has no read that runs does not
-#: wait for two of the same user.
-_QUICK_READERS = 2
-#: A read that has waited this long for them runs beside them: the running ones are long.
-_PATIENCE_SECONDS = 0.05
 #: A start that indexes at least this many rows is logged.
 _MANY_POSITIONS = 200_000
 #: And how far it is, so often.
@@ -121,196 +42,6 @@ _TELL_SECONDS = 5.0
 #: If this many rows wait at the end of a commit, the next one begins before the senders are answered.
 _AHEAD_ROWS = 100
 _log = structlog.get_logger(__name__)
-
-
-class EngineConnection(StoreConnection, Protocol):
-    def begin(self, *, write: bool) -> None: ...
-    def begin_read(self) -> None:
-        """Begin a transaction that only reads, of a work that is run again from here on when it raises StoreLostError.
-        An engine may have it raise that once, because it has more than one statement."""
-
-    def savepoint(self, command: str) -> None:
-        """SAVEPOINT, RELEASE or ROLLBACK TO, before the next statement."""
-
-    def commit(self) -> None: ...
-    def settle(self) -> Mapping[str, Any] | None:
-        """After StoreDoubtfulError: the row of that commit, with its highest position as `head`; None: it is undone.
-        Raises StoreDoubtfulError again."""
-
-    def rollback(self) -> None: ...
-    def close(self) -> None: ...
-
-
-class SharedConnection(EngineConnection, Protocol):
-    """A connection to a store into which other nodes write, too (storage/peers.py)."""
-
-    #: Up to where this node has heard what ends something.
-    fence: int | None
-
-    def begin_hearing(self) -> None: ...
-    def tell_others(self, *, is_fencing: bool) -> None: ...
-
-
-class StoreEngine(Protocol):
-    def migrate(self) -> None: ...
-    def open(self, *, read_only: bool) -> EngineConnection: ...
-
-
-class Transaction:
-    """One open transaction. Its stores are the only way to the tables."""
-
-    def __init__(self, connection: EngineConnection) -> None:  # noqa: PLR0915 - a line for each store
-        self.connection = connection
-        self.told: list[tuple[Tellable[Any], Any]] | None = None  # while it writes
-        self.accounts = AccountStore(connection)
-        self.application_ends = ApplicationEndStore(connection)
-        self.audit = AuditStore(connection)
-        self.user_archives = UserArchiveStore(connection)
-        self.authorizations = AuthorizationStore(connection)
-        self.claims = ClaimStore(connection)
-        self.codes = CodeStore(connection)
-        self.connectors = ConnectorStore(connection)
-        self.device_types = DeviceTypeStore(connection)
-        self.devices = DeviceStore(connection)
-        self.messages = MessageStore(connection)
-        self.message_searches = MessageSearches(connection, self.messages)
-        self.labels = LabelStore(connection)
-        self.leases = LeaseStore(connection)
-        self.leaving = LeavingStore(connection)
-        self.limits = LimitStore(connection)
-        self.lwm2m = Lwm2mStore(connection)
-        self.lwm2m_actions = Lwm2mActionStore(connection)
-        self.mails = MailStore(connection)
-        self.rollups = RollupStore(connection)
-        self.snapshots = SnapshotStore(connection)
-        self.exports = ExportStore(connection)
-        self.facts = FactStore(connection)
-        self.failed_readings = FailedReadingStore(connection)
-        self.device_connections = DeviceConnectionStore(connection)
-        self.retention = RetentionStore(connection)
-        self.removal = RemovalStore(connection)
-        self.scenes = SceneStore(connection)
-        self.boards = BoardStore(connection)
-        self.second_factors = SecondFactorStore(connection)
-        self.sessions = SessionStore(connection)
-        self.models = ModelStore(connection)
-        self.monetization = MonetizationStore(connection)
-        self.mqtt_sessions = MqttSessionStore(connection)
-        self.mqtt_topics = MqttTopicStore(connection)
-        self.found = FoundStore(connection)
-        self.homes = HomeStore(connection)
-        self.forwarding = ForwardingStore(connection)
-        self.mqtt_wills = MqttWillStore(connection)
-        self.provision_marks = ProvisionMarkStore(connection)
-        self.registrations = RegistrationStore(connection)
-        self.approved_lists = ApprovedListStore(connection)
-        self.shares = ShareStore(connection)
-        self.device_management = DeviceManagementStore(connection)
-        self.tasks = TaskStore(connection)
-        self.firmware = FirmwareStore(connection)
-        self.files = FileStore(connection)
-        self.transfers = TransferStore(connection)
-        self.wanted = WantedStore(connection)
-        self.alarms = AlarmStore(connection)
-        self.alarm_telling = AlarmTellingStore(connection)
-        self.erasures = ErasureStore(connection)
-        self.data_readers = DataReaderStore(connection)
-        self.imports = ImportStore(connection)
-        self.trials = TrialStore(connection)
-        self.trial_invitations = TrialInvitationStore(connection)
-        self.trial_sessions = TrialSessionStore(connection)
-        self.subscriptions = SubscriptionStore(connection)
-        self.deliveries = DeliveryStore(connection)
-        self.rules = RuleStore(connection)
-        self.names = NameStore(connection)
-        self.operating = OperatingStore(connection)
-        self.operator_backups = OperatorBackupStore(connection)
-
-    def tell(self, kind: Tellable[_K], key: _K) -> None:
-        """Tell a change to all who listen for this kind, in the order of the commits, once it is durable. A work that
-        is undone tells nothing. Raises RuntimeError in a read."""
-        if self.told is None:
-            raise RuntimeError("a read has nothing to tell")
-        self.told.append((kind, key))
-
-
-@dataclass(slots=True)
-class StoreWork:
-    """One `write` in its group, and its result or error."""
-
-    run: Callable[[Transaction], Any]
-    #: Of an own work: whose transaction it is of; and whether rows that were appended with it are, too.
-    held: HeldLease | None = None
-    binds_rows: bool = False
-    #: When it fails, nothing of its group is stored: the rows beside it must not be there without it.
-    is_of_rows: bool = False
-    #: With several nodes: why it is not run.
-    refused: str = ""
-    #: The context variables of the task that asked for it (PEP 567): the work runs in the writer's thread.
-    context: Context = field(default_factory=copy_context)
-    result: Any = None
-    error: BaseException | None = None
-    #: It was committed although its group was not: it makes room on a full disk.
-    is_saved: bool = False
-
-
-@dataclass(slots=True)
-class CommitGroup:
-    """The contents of one commit: rows of the log, other writes, and the callbacks for the outcome."""
-
-    messages: list[MessageRow] = field(default_factory=list)
-    actions: list[ActionRow] = field(default_factory=list)
-    failed: list[FailedMessageRow] = field(default_factory=list)
-    #: Of the last row that was appended up to now, to this group or an earlier one.
-    head: Ticket = field(default=Ticket(0))
-    #: Difference between the positions of the rows and their tickets, which the commit gives. 0 where tickets are
-    #: positions already, as on SQLite. Before the commit nobody may use it.
-    base: int = 0
-    bytes_held: int = 0
-    #: Whether the engine's log is to be emptied after the commit, and whether it was.
-    forgets_log: bool = False
-    has_forgotten: bool = False
-    works: list[StoreWork] = field(default_factory=list)
-    #: The changes that its works told, as far as they are durable; with several nodes those of others that came first,
-    #: too, and the number of the last fact.
-    told: list[Told | FactRecord] = field(default_factory=list)
-    told_upto: int = 0
-    #: The same of a commit that is in doubt.
-    late: list[Told | FactRecord] = field(default_factory=list)
-    #: With several nodes: the fence behind a commit that is in doubt; why it is not stored.
-    fence: int = 0
-    refused: str = ""
-    #: The holders of tokens that have sent rows, by the identity of the object.
-    holders: dict[int, object] = field(default_factory=dict)
-    callbacks: list[Callable[[StoreError | None], None]] = field(default_factory=list)
-    ended: trio.Event = field(default_factory=trio.Event)
-    error: StoreError | None = None
-    #: When the writer took it, by time.perf_counter.
-    began: float = 0.0
-    #: The messages as the engine takes them.
-    encoded: EncodedRows | None = None
-
-    @property
-    def row_count(self) -> int:
-        return len(self.messages) + len(self.actions) + len(self.failed)
-
-    def position(self, ticket: Ticket) -> Position:
-        """The position of a row of this group, which is committed."""
-        position: Position = ticket + self.base  # type: ignore[assignment] # messages pay for a call of `Position`
-        return position
-
-    def positions(self, tickets: Sequence[Ticket]) -> Sequence[Position]:
-        """As `position`, of several rows."""
-        if not self.base:
-            return tickets  # type: ignore[return-value] # they are positions already
-        return [Position(ticket + self.base) for ticket in tickets]
-
-    def settle(self) -> None:
-        """Give the rows, which have their tickets in the place of positions, their positions: the commit succeeded."""
-        base = self.base
-        for rows in (self.messages, self.actions, self.failed):
-            for row in rows:
-                row.position = Position(row.position + base)
 
 
 class DatabaseStatistics(msgspec.Struct, frozen=True):
@@ -330,7 +61,7 @@ class Database:
         engine: StoreEngine,
         *,
         worker: Callable[[str], Worker] = WorkerThread,
-        readers: int = _READERS,
+        readers: int = READERS,
         asked_by: Callable[[], Hashable] = lambda: None,
         ballast: Ballast | None = None,
         tell: Callable[[str], None] = lambda _text: None,
@@ -346,18 +77,9 @@ class Database:
         """
         self._engine = engine
         self._write_thread = worker("writer")
-        self._reader_count = readers
-        self._asked_by = asked_by
         self._ballast, self._tell = ballast, tell
         self._has_ballast = True
-        self._reads = FairPlaces(
-            readers, of_one=max(readers // 2, 1), at_first=_QUICK_READERS, patience=_PATIENCE_SECONDS
-        )
-        self._look_ups = FairPlaces(1)
-        self._read_threads = tuple(worker("reader") for _ in range(readers + 1))
-        self._idle_threads = list(self._read_threads)
-        self._readers: list[Transaction] = []
-        self._readers_lock = threading.Lock()
+        self._readers = Readers(readers, worker, asked_by)
         self._writer: Transaction | None = None
         self._closed = False
         self._wanted = trio.Event()
@@ -426,8 +148,7 @@ class Database:
             if self._ballast is not None:
                 self._has_ballast = self._ballast.take()
             _index_all(self._writer, self._tell)
-            for _ in range(self._reader_count + 1):
-                self._readers.append(Transaction(self._engine.open(read_only=True)))
+            self._readers.open(self._engine)
         except BaseException:  # whatever it is: no connection must stay open; raised again
             self._close()
             raise
@@ -448,52 +169,20 @@ class Database:
         self._end_threads()
 
     def _end_threads(self) -> None:
-        for thread in (self._write_thread, *self._read_threads):
-            thread.end()
+        self._write_thread.end()
+        self._readers.end_threads()
 
     async def read(self, work: Callable[[Transaction], T], *, interrupt: Callable[[], object] | None = None) -> T:
         """Run `work` in a read transaction of its own, beside the writer and other readers: fairly by user.
 
         A caller that is cancelled waits for the end of `work`. `interrupt`, for a long one, is called then.
         """
-        return await self._read_within(self._reads, work, interrupt)
+        return await self._readers.read(self._readers.places, work, interrupt)
 
     async def look_up(self, work: Callable[[Transaction], T]) -> T:
         """As `read`, on a reader of its own: for a few rows by their keys, which everybody waits for, such as those of
         a token. So no search of any user delays it."""
-        return await self._read_within(self._look_ups, work)
-
-    async def _read_within(
-        self, places: FairPlaces, work: Callable[[Transaction], T], interrupt: Callable[[], object] | None = None
-    ) -> T:
-        since = await places.take(key := self._asked_by())
-        try:
-            if self._closed:  # a thread that has ended would begin again
-                raise StoreError("the store is not open")
-            thread = self._idle_threads.pop()
-            try:
-                return await thread.run(partial(copy_context().run, self._read, work), interrupt)
-            finally:
-                self._idle_threads.append(thread)
-        finally:
-            places.give_back(key, since)
-
-    def _read(self, work: Callable[[Transaction], T]) -> T:
-        with self._readers_lock:
-            if not self._readers:
-                raise StoreError("the store is not open")
-            transaction = self._readers.pop()
-        try:
-            for _ in range(_TRIES - 1):
-                with suppress(StoreLostError):
-                    return _in_read(transaction, work)
-            return _in_read(transaction, work)
-        finally:
-            with self._readers_lock:
-                if self._closed:
-                    transaction.connection.close()
-                else:
-                    self._readers.append(transaction)
+        return await self._readers.read(self._readers.look_ups, work)
 
     # There are three kinds of writes. Rows are appended by the journal, and `write_nowait` writes what belongs to
     # them in their transaction. The works of `write` are serial: each reads, decides and writes as if it were alone.
@@ -585,8 +274,8 @@ class Database:
                 self._end_threads()
 
     def _refuse_from_now_on(self) -> None:
-        with self._readers_lock:
-            self._closed = True
+        self._closed = True
+        self._readers.refuse()
         # A task that adds to the open group from now on must not wait for a commit that will never come.
         self.open_group = CommitGroup(error=StoreError("the store is closed"))
         self.open_group.ended.set()
@@ -704,7 +393,7 @@ class Database:
             raise StoreOvertakenError(group.refused)
         if self._doubtful is not None and not self._is_doubt_settled:
             self._settle(transaction, self._doubtful)
-        for _ in range(_TRIES - 1):
+        for _ in range(TRIES - 1):
             with suppress(StoreLostError):
                 return self._try_commit(transaction, group)
             for job in group.works:
@@ -895,10 +584,9 @@ class Database:
         shared.tell_others(is_fencing=is_fencing)
 
     def _close(self) -> None:
-        with self._readers_lock:
-            readers, self._readers = self._readers, []
-        for transaction in (*readers, *filter(None, (self._writer,))):
-            transaction.connection.close()
+        self._readers.close()
+        if self._writer is not None:
+            self._writer.connection.close()
         self._writer = None
 
     def statistics(self) -> DatabaseStatistics:
@@ -908,7 +596,7 @@ class Database:
             self._failures,
             self.open_group.row_count,
             len(self.open_group.works),
-            self._reads.waiting + self._look_ups.waiting,
+            self._readers.waiting,
         )
 
 
@@ -961,15 +649,6 @@ def _isolated(callback: Callable[[T], None], argument: T) -> None:
         callback(argument)
     except Exception:  # noqa: BLE001 - an error of one caller must not end the writer
         _log.exception("commit_callback_failed", callback=repr(callback))
-
-
-def _in_read(transaction: Transaction, work: Callable[[Transaction], T]) -> T:
-    connection = transaction.connection
-    connection.begin_read()
-    try:
-        return work(transaction)
-    finally:
-        connection.rollback()
 
 
 def _run_in_savepoint(transaction: Transaction, job: StoreWork, told: list[tuple[Tellable[Any], Any]]) -> None:

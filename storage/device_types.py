@@ -9,7 +9,7 @@ import msgspec
 from storage.failed_readings import FailedReadingStore
 from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, OrganizationKey, UserKey
 from storage.records import DeviceTypeRecord, FailedMessageRow, ManifestRecord
-from storage.sql import Store, literal, replacing, sure, values_of
+from storage.sql import Store, literal, record_values, replacing, sure
 
 _STANDS_IN = (
     "(SELECT min(m.user) FROM membership AS m WHERE m.organization = t.organization AND m.role = 'administrator')"
@@ -263,7 +263,7 @@ class DeviceTypeStore(Store):
         return None if row is None else ManifestRecord(**{**dict(row), "approved": bool(row["approved"])})
 
     def add_manifest(self, manifest: ManifestRecord) -> None:
-        self._insert("manifest", values_of(manifest) | {"approved": int(manifest.approved)})
+        self._insert("manifest", record_values(manifest) | {"approved": int(manifest.approved)})
         if manifest.approved:
             self._in_use(manifest.device_type, manifest.version, now_ms=manifest.created_on)
 

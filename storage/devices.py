@@ -9,7 +9,7 @@ import msgspec
 from storage.keys import DeviceKey, DeviceTypeKey, UserKey
 from storage.records import DeviceRecord, DeviceTokenRecord, PresenceRecord
 from storage.shares import ShareStore
-from storage.sql import Store, literal, replacing, sure, values_of
+from storage.sql import Store, literal, record_values, replacing, sure
 
 _PRESENCE = ("device", "availability", "last_time_online", "protocol", "last_seen_on", "is_connected")
 _SELECT_ANY = (
@@ -257,7 +257,7 @@ class DeviceStore(Store):
         return DeviceTokenRecord(**dict(row)) if row else None
 
     def put_token(self, token: DeviceTokenRecord) -> None:
-        values = values_of(token)
+        values = record_values(token)
         self._insert("device_token", values, f"ON CONFLICT (device) DO UPDATE SET {replacing(values)}")
 
     def remove_token(self, device: DeviceKey) -> None:

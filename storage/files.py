@@ -85,8 +85,3 @@ class FileStore(Store):
             return True
         self._db.execute("DELETE FROM file WHERE key = :file", {"file": file})
         return False
-
-    def bytes_of_all(self) -> int:
-        """The bytes of all files, also of files that wait for their deletion."""
-        row = self._db.execute("SELECT coalesce(sum(size), 0) AS bytes FROM file").one()
-        return int(row["bytes"]) if row else 0

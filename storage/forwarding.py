@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from storage.keys import DeviceKey, Milliseconds, OrganizationKey, Position, UserKey
-from storage.sql import Store, values_of
+from storage.sql import Store, record_values
 
 #: Parts of a log: the rows with `after < position <= upto`, in order, none of them next to another.
 Ranges = tuple[tuple[int, int], ...]
@@ -97,13 +97,10 @@ class ForwardingStore(Store):
         return [_forward(row) for row in self._db.execute("SELECT * FROM forward ORDER BY name")]
 
     def put_forward(self, record: ForwardRecord) -> None:
-        values = values_of(record)
+        values = record_values(record)
         values["gaps"] = json.dumps(record.gaps)
         values["pending"] = None if record.pending is None else msgspec.json.encode(record.pending).decode()
         self._db.put_many("forward", _FORWARD, ("name",), [[values[name] for name in _FORWARD]])
-
-    def remove_forward(self, name: str) -> None:
-        self._db.execute("DELETE FROM forward WHERE name = :name", {"name": name})
 
     def set_actions_after(self, name: str, position: int) -> None:
         self._db.execute(
@@ -170,7 +167,7 @@ class ForwardingStore(Store):
 
     @staticmethod
     def _edge_values(record: EdgeRecord) -> dict[str, Any]:
-        values = values_of(record)
+        values = record_values(record)
         del values["key"]
         values["ranges"] = json.dumps(record.ranges)
         values["accepts"] = int(record.accepts)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import trio
 
-from storage.database import CommitGroup, Database
+from storage.commit_group import CommitGroup
+from storage.database import Database
 from storage.keys import DeviceKey, Milliseconds, Position, Ticket
 from storage.records import ActionRow, FailedMessageRow, MessageRow
 from storage.sql import StoreError

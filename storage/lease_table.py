@@ -4,8 +4,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from storage.database import EngineConnection, StoreEngine
 from storage.device_connections import DeviceConnectionStore
+from storage.engines.port import EngineConnection, StoreEngine
 from storage.facts import FactStore
 from storage.leases import HeldLease, LeaseRecord, LeaseStore
 from storage.mqtt_wills import MqttWillStore

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from storage.keys import DeviceKey, Milliseconds, OrganizationKey, Position
-from storage.sql import Store, values_of
+from storage.sql import Store, record_values
 
 
 class Lwm2mRegistrationRecord(msgspec.Struct, frozen=True):
@@ -129,7 +129,7 @@ class Lwm2mStore(Store):
 
     def put_ended(self, record: EndedActionRecord, *, kept: int) -> None:
         """Add one that has ended; the oldest beyond `kept` go."""
-        names = values_of(record, _ACTION)
+        names = record_values(record, _ACTION)
         self._insert("lwm2m_ended_action", names, "ON CONFLICT (device, position) DO NOTHING")
         self._db.execute(
             "DELETE FROM lwm2m_ended_action WHERE device = :device AND position IN"

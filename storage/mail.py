@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from storage.records import MailRecord
-from storage.sql import Store, values_of
+from storage.sql import Store, record_values
 
 
 class MailStore(Store):
     """The caller holds the transaction. Mails are added through `broker.mail.Mails.add`, which enforces the rates."""
 
     def add(self, mail: MailRecord) -> None:
-        self._insert("mail", values_of(mail))
+        self._insert("mail", record_values(mail))
 
     def count_waiting(self) -> int:
         row = self._db.execute("SELECT count(*) AS count FROM mail WHERE next_on IS NOT NULL").one()

@@ -6,7 +6,7 @@ from typing import Any, Final
 import msgspec
 
 from storage.keys import ApplicationKey, DeviceKey, Milliseconds, UserKey
-from storage.sql import Store, sure, values_of
+from storage.sql import Store, record_values, sure
 
 
 class ModelRecord(msgspec.Struct, frozen=True):
@@ -48,7 +48,7 @@ _MODELS: Final = (
 class ModelStore(Store):
     def add(self, model: ModelRecord, devices: Iterable[DeviceKey]) -> ModelRecord:
         """Add a model of these devices' values; return it with its key."""
-        key = int(sure(self._insert("model", values_of(model, _WRITTEN), "RETURNING key").one())["key"])
+        key = int(sure(self._insert("model", record_values(model, _WRITTEN), "RETURNING key").one())["key"])
         for device in devices:
             self._insert("model_device", {"device": device, "model": key}, "ON CONFLICT (device, model) DO NOTHING")
         found = self._one("m.key = :key", {"key": key})

@@ -5,7 +5,7 @@ from typing import Any
 
 from storage.keys import DeviceKey, DeviceTypeKey
 from storage.records import PaymentRecord, PlanRecord, TierRecord, UpgradeTokenRecord
-from storage.sql import Store, sure, values_of
+from storage.sql import Store, record_values, sure
 
 _TIER = ", ".join(f"t.{name}" for name in TierRecord.__struct_fields__)
 # The free tier that a device without a tier of its own is on.
@@ -36,11 +36,13 @@ class MonetizationStore(Store):
             " (SELECT coalesce(max(version), 0) + 1 FROM monetization_plan WHERE device_type = :device_type),"
             " :status, :contact_email, :contact_phone, :comments, :revenue_share_percent, :created_on, :modified_on)"
             " RETURNING *",
-            values_of(plan),
+            record_values(plan),
         ).one()
         added = PlanRecord(**dict(sure(row)))
         for tier in tiers:
-            self._insert("monetization_tier", values_of(tier, TierRecord.__struct_fields__[1:]) | {"plan": added.key})
+            self._insert(
+                "monetization_tier", record_values(tier, TierRecord.__struct_fields__[1:]) | {"plan": added.key}
+            )
         return added
 
     def plans(self, device_type: DeviceTypeKey) -> list[PlanRecord]:
@@ -128,7 +130,7 @@ class MonetizationStore(Store):
         self._db.execute(
             "DELETE FROM upgrade_token WHERE expires_on < :expires - 86400000", {"expires": token.expires_on}
         )
-        self._insert("upgrade_token", values_of(token))
+        self._insert("upgrade_token", record_values(token))
 
     def upgrade_token(self, hash_: bytes) -> UpgradeTokenRecord | None:
         row = self._db.execute("SELECT * FROM upgrade_token WHERE hash = :hash", {"hash": hash_}).one()
@@ -138,7 +140,7 @@ class MonetizationStore(Store):
         self._db.execute("UPDATE upgrade_token SET used_on = :now WHERE hash = :hash", {"hash": hash_, "now": now_ms})
 
     def add_payment(self, payment: PaymentRecord) -> None:
-        self._insert("payment", values_of(payment))
+        self._insert("payment", record_values(payment))
 
     def payment(self, id_: str) -> PaymentRecord | None:
         return self._payment("id = :value", id_)

@@ -9,7 +9,7 @@ from storage.facts import FactRecord
 from storage.told import Told
 
 if TYPE_CHECKING:
-    from storage.database import CommitGroup
+    from storage.commit_group import CommitGroup
 
 
 class PackedFact(msgspec.Struct, frozen=True):

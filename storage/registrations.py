@@ -5,7 +5,7 @@ from typing import Any
 
 from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, UserKey
 from storage.records import RegistrationRecord
-from storage.sql import Store, values_of
+from storage.sql import Store, record_values
 
 _SELECT = (
     "SELECT r.*, t.id AS device_type_id, d.id AS device_id FROM registration AS r"
@@ -43,7 +43,7 @@ class RegistrationStore(Store):
         return _registration(row) if row else None
 
     def add(self, registration: RegistrationRecord, *, pin: str) -> None:
-        self._insert("registration", values_of(registration, _WRITTEN) | {"pin": pin})
+        self._insert("registration", record_values(registration, _WRITTEN) | {"pin": pin})
 
     def confirm(self, id_: str, *, user: UserKey | None, application: ApplicationKey | None, device: DeviceKey) -> None:
         """Note the user who entered the PIN; the PIN cannot be used again."""

@@ -8,7 +8,7 @@ import msgspec
 
 from storage.alarms import AlarmStore, OpenAlarm
 from storage.keys import ApplicationKey, Milliseconds, OrganizationKey, Position, RuleKey, UserKey
-from storage.sql import Store, sure, values_of
+from storage.sql import Store, record_values, sure
 
 UseKind = Literal["device", "type"]
 _PROBLEMS_KEPT: Final = 20  # of one rule
@@ -186,13 +186,13 @@ class RuleStore(Store):
 
     def add(self, rule: RuleRecord) -> RuleKey:
         """Add a rule; its key is assigned."""
-        return RuleKey(sure(self._insert("rule", values_of(rule, _COLUMNS[1:]), "RETURNING key").one())["key"])
+        return RuleKey(sure(self._insert("rule", record_values(rule, _COLUMNS[1:]), "RETURNING key").one())["key"])
 
     def put(self, rule: RuleRecord) -> None:
         changes = ", ".join(f"{name} = :{name}" for name in _COLUMNS[1:])
         self._db.execute(
             f"UPDATE rule SET {changes} WHERE key = :key",  # noqa: S608 - constants
-            values_of(rule, _COLUMNS),
+            record_values(rule, _COLUMNS),
         )
 
     def remove(self, rule: RuleKey) -> None:
@@ -271,7 +271,7 @@ class RuleStore(Store):
         """Count problems, of which no two have the same rule, field and text. Of one rule the latest 20 are kept."""
         if not problems:
             return
-        rows = [list(values_of(one).values()) for one in problems]
+        rows = [list(record_values(one).values()) for one in problems]
         given, parameters = self._db.given("rule_problem", _PROBLEM, rows)
         self._db.execute(
             f"INSERT INTO rule_problem ({', '.join(_PROBLEM)}) SELECT * FROM ({given}) AS given WHERE TRUE"  # noqa: S608 - constants

@@ -6,7 +6,7 @@ from typing import Any, Final
 import msgspec
 
 from storage.keys import ApplicationKey, DeviceKey, Milliseconds, UserKey
-from storage.sql import Store, sure, values_of
+from storage.sql import Store, record_values, sure
 
 
 class SceneRecord(msgspec.Struct, frozen=True):
@@ -46,7 +46,7 @@ _SCENES: Final = (
 class SceneStore(Store):
     def add(self, scene: SceneRecord, devices: Iterable[DeviceKey]) -> SceneRecord:
         """Add a scene whose Actions name these devices; return it with its key."""
-        key = int(sure(self._insert("scene", values_of(scene, _WRITTEN), "RETURNING key").one())["key"])
+        key = int(sure(self._insert("scene", record_values(scene, _WRITTEN), "RETURNING key").one())["key"])
         self._put_devices(key, devices)
         found = self.scene(key)
         assert found is not None, "it was just added"  # noqa: S101 - an invariant of the store
@@ -56,7 +56,7 @@ class SceneStore(Store):
         """Write the changeable columns of a scene. `devices`: the devices its Actions name; None: unchanged."""
         self._db.execute(
             f"UPDATE scene SET {', '.join(f'{name} = :{name}' for name in _CHANGED)} WHERE key = :key",  # noqa: S608 - constants
-            values_of(scene, ("key", *_CHANGED)),
+            record_values(scene, ("key", *_CHANGED)),
         )
         if devices is not None:
             self._db.execute("DELETE FROM scene_device WHERE scene = :scene", {"scene": scene.key})

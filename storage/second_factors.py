@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from storage.keys import UserKey
 from storage.records import SecondFactorRecord
-from storage.sql import Store, values_of
+from storage.sql import Store, record_values
 
 
 class SecondFactorStore(Store):
@@ -14,7 +14,7 @@ class SecondFactorStore(Store):
 
     def add(self, factor: SecondFactorRecord, recovery_codes: Iterable[bytes]) -> None:
         """Raises StoreError when the user has one. `recovery_codes` are hashes."""
-        self._insert("second_factor", values_of(factor))
+        self._insert("second_factor", record_values(factor))
         for hash_ in recovery_codes:
             self._insert("recovery_code", {"user": factor.user, "hash": hash_})
 

@@ -2,12 +2,12 @@
 
 from storage.keys import UserKey
 from storage.records import SessionRecord
-from storage.sql import Store, values_of
+from storage.sql import Store, record_values
 
 
 class SessionStore(Store):
     def add(self, session: SessionRecord) -> None:
-        self._insert("session", values_of(session))
+        self._insert("session", record_values(session))
 
     def find(self, hash_: bytes, *, now_ms: int) -> SessionRecord | None:
         """The session, while it lasts."""

@@ -11,7 +11,7 @@ import msgspec
 from config.mail import folded_address
 from storage.keys import DeviceKey, DeviceTypeKey, UserKey
 from storage.records import ShareRecord
-from storage.sql import Store, replacing, values_of
+from storage.sql import Store, record_values, replacing
 
 _FROM = " FROM device_share AS s JOIN device AS d ON d.key = s.device AND d.deleted_on IS NULL WHERE "
 _SELECT = f"SELECT s.*{_FROM}"
@@ -127,7 +127,7 @@ class ShareStore(Store):
 
     def put(self, share: ShareRecord) -> None:
         """Add a share, or change the user and the status of the share with its id."""
-        values = values_of(share) | {"email_key": folded_address(share.email)}
+        values = record_values(share) | {"email_key": folded_address(share.email)}
         then = f"ON CONFLICT (id) DO UPDATE SET {replacing(('user', 'status', 'code_hash'))}"
         self._insert("device_share", values, then)
 

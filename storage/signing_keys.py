@@ -2,7 +2,7 @@
 
 import msgspec
 
-from storage.sql import Store, values_of
+from storage.sql import Store, record_values
 
 
 class SigningKeyRecord(msgspec.Struct, frozen=True):
@@ -19,7 +19,7 @@ class SigningKeyStore(Store):
         return SigningKeyRecord(**dict(row)) if row else None
 
     def add(self, record: SigningKeyRecord) -> None:
-        self._insert("signing_key", values_of(record, ("id", "sealed", "created_on")))
+        self._insert("signing_key", record_values(record, ("id", "sealed", "created_on")))
 
     def remove_all(self) -> None:
         self._db.execute("DELETE FROM signing_key")

@@ -234,7 +234,7 @@ def literal(text: str) -> str:
     return _OF_LIKE.sub(r"!\g<0>", text).replace("\0", "\uffff")
 
 
-def values_of(record: msgspec.Struct, names: Iterable[str] | None = None) -> dict[str, Any]:
+def record_values(record: msgspec.Struct, names: Iterable[str] | None = None) -> dict[str, Any]:
     """The fields of a record, all or these, as `Store._insert` takes them. Their names are those of the columns."""
     return {name: getattr(record, name) for name in (record.__struct_fields__ if names is None else names)}
 

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 import msgspec
 from msgspec.structs import replace
 
-from storage.database import EngineConnection
+from storage.engines.port import EngineConnection
 from storage.sql import StoreError
 from storage.tables import Tables, TableShape, in_order
 

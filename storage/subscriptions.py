@@ -6,7 +6,7 @@ from typing import Any, Final
 import msgspec
 
 from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, OrganizationKey, Position, UserKey
-from storage.sql import Store, sure, values_of
+from storage.sql import Store, record_values, sure
 
 CONSUMER: Final = "subscriptions"
 
@@ -77,7 +77,7 @@ class SubscriptionStore(Store):
 
     def add(self, record: SubscriptionRecord) -> SubscriptionRecord:
         """Add a subscription. The store gives its key."""
-        values = values_of(record, _COLUMNS[1:]) | {"include_shared": int(record.include_shared)}
+        values = record_values(record, _COLUMNS[1:]) | {"include_shared": int(record.include_shared)}
         return _record(sure(self._insert("subscription", values, "RETURNING *").one()))
 
     def put(self, record: SubscriptionRecord) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, OrganizationKey
-from storage.sql import ALL_ROWS, Store, sure, values_of
+from storage.sql import ALL_ROWS, Store, record_values, sure
 
 
 class TaskRecord(msgspec.Struct, frozen=True):
@@ -71,7 +71,7 @@ class TaskStore(Store):
 
     def add(self, task: TaskRecord) -> TaskRecord:
         """Add a task. The store gives its key."""
-        return _task(sure(self._insert("task", values_of(task, _TASK[1:]), "RETURNING *").one()))
+        return _task(sure(self._insert("task", record_values(task, _TASK[1:]), "RETURNING *").one()))
 
     def put(self, task: TaskRecord) -> None:
         self._db.put_many("task", _TASK, ("key",), [[getattr(task, name) for name in _TASK]])
@@ -310,7 +310,7 @@ class TaskStore(Store):
     # History
 
     def add_history(self, entry: TaskHistoryRecord) -> None:
-        self._insert("task_history", values_of(entry, _HISTORY))
+        self._insert("task_history", record_values(entry, _HISTORY))
 
     def begin_history(self, task: int) -> None:
         """Add a row for each entry of a task, as the entry is now."""

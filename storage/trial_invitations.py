@@ -7,7 +7,7 @@ import msgspec
 
 from config.mail import folded_address
 from storage.keys import Milliseconds
-from storage.sql import Store, replacing, values_of
+from storage.sql import Store, record_values, replacing
 
 
 class TrialInvitationRecord(msgspec.Struct, frozen=True):
@@ -39,7 +39,7 @@ _STATE: Final = {
 class TrialInvitationStore(Store):
     def put(self, invitation: TrialInvitationRecord) -> None:
         """Add an invitation, or change the state and the code of the one with its id."""
-        values = values_of(invitation, _INVITATION[1:]) | {"email_key": folded_address(invitation.email)}
+        values = record_values(invitation, _INVITATION[1:]) | {"email_key": folded_address(invitation.email)}
         changed = replacing(("status", "accepted_on", "revoked_on", "code_hash"))
         self._insert("trial_invitation", values, f"ON CONFLICT (id) DO UPDATE SET {changed}")
 

@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from storage.keys import Milliseconds, UserKey
-from storage.sql import Store, replacing, sure, values_of
+from storage.sql import Store, record_values, replacing, sure
 
 
 class TrialSessionRecord(msgspec.Struct, frozen=True):
@@ -58,7 +58,7 @@ class TrialSessionStore(Store):
     # Sessions
 
     def add(self, session: TrialSessionRecord) -> None:
-        row = self._insert("trial_session", values_of(session, _SESSION), "RETURNING key").one()
+        row = self._insert("trial_session", record_values(session, _SESSION), "RETURNING key").one()
         key = int(sure(row)["key"])
         for device in filter(None, session.devices.split(",")):
             self._insert("trial_session_device", {"session": key, "device": device})
@@ -121,7 +121,7 @@ class TrialSessionStore(Store):
     def put_document(self, document: TrialDocumentRecord) -> None:
         """Add a document, or replace content and sharing of the one with its id."""
         changed = replacing(("name", "session", "content", "sharing"))
-        self._insert("trial_document", values_of(document, _DOCUMENT), f"ON CONFLICT (id) DO UPDATE SET {changed}")
+        self._insert("trial_document", record_values(document, _DOCUMENT), f"ON CONFLICT (id) DO UPDATE SET {changed}")
 
     def remove_document(self, id_: str) -> None:
         self._db.execute("DELETE FROM trial_document WHERE id = :id", {"id": id_})

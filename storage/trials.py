@@ -8,7 +8,7 @@ import msgspec
 
 from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, Milliseconds, OrganizationKey, UserKey
 from storage.records import UserRecord, user_record
-from storage.sql import Store, sure, values_of
+from storage.sql import Store, record_values, sure
 
 
 class TrialRecord(msgspec.Struct, frozen=True):
@@ -42,14 +42,14 @@ class TrialStore(Store):
 
     def add(self, trial: TrialRecord) -> TrialRecord:
         """Add a trial. The store gives its key."""
-        row = sure(self._insert("trial", values_of(trial, _TRIAL[1:]), "RETURNING *").one())
+        row = sure(self._insert("trial", record_values(trial, _TRIAL[1:]), "RETURNING *").one())
         return TrialRecord(**dict(row))
 
     def put(self, trial: TrialRecord) -> None:
         """Change name, description and end of the trial with this key."""
         self._db.execute(
             "UPDATE trial SET name = :name, description = :description, ended_on = :ended_on WHERE key = :key",
-            values_of(trial, ("name", "description", "ended_on", "key")),
+            record_values(trial, ("name", "description", "ended_on", "key")),
         )
 
     def remove(self, trial: int) -> None:

@@ -20,7 +20,8 @@ from broker.secrets import Vault
 from broker.services import Services, open_services
 from broker.subscriptions.port import Callbacks, Streams
 from config.settings import Settings
-from storage.database import Database, StoreEngine
+from storage.database import Database
+from storage.engines.port import StoreEngine
 from tests.callbacks import FakeStreams
 from tests.factories import NOW_MS
 from tests.fakes import FakeClock, HeldRunner, OnTheLoop, RunSync, on_loop, run_inline

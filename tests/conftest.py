@@ -253,7 +253,7 @@ def statements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """All that the store executes: each one is a trip to the server, where the store is in one."""
     connections: Any = SqliteConnection
     if ENGINE == "postgresql":
-        from storage.engines.postgresql import PostgresqlConnection
+        from storage.engines.postgresql_connection import PostgresqlConnection
 
         connections = PostgresqlConnection
     executed, run = list[str](), connections._run

@@ -20,7 +20,7 @@ import trio
 from config.settings import Address, load_settings
 from config.settings_checks import SOCKET_LIMITS
 from protocols.cli.provision import apply_document, read_provision_file
-from storage.database import EngineConnection
+from storage.engines.port import EngineConnection
 from tests.factories import LIGHT_MANIFEST
 from tests.fork_server import ForkedProcess, running
 from tests.leaks import heard

@@ -10,7 +10,7 @@ from broker.devices.registry import Device
 from broker.facts import GrantsChanged
 from broker.secrets import Vault, token_hash
 from broker.services import Services
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, Milliseconds, OrganizationKey, UserKey
 from storage.records import (
     NEW_KEY,
@@ -23,6 +23,7 @@ from storage.records import (
     TokenRecord,
     UserRecord,
 )
+from storage.transaction import Transaction
 
 NOW_MS = Milliseconds(1_760_000_000_000)
 

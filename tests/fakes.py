@@ -10,7 +10,7 @@ import trio
 
 from broker.clock import Clock
 from broker.trace.refusals import Refusals
-from storage.database import EngineConnection
+from storage.engines.port import EngineConnection
 from storage.engines.sqlite import SqliteConnection, SqliteEngine
 from storage.keys import Milliseconds
 from storage.sql import EncodedRows, QueryResult, TableSize

@@ -16,10 +16,10 @@ from broker.secrets import token_hash
 from broker.services import Services
 from broker.trace.origin import Origin, enter
 from broker.trials.trials import NewTrial
-from storage.database import Transaction
 from storage.engines.sqlite import SqliteEngine
 from storage.records import DeviceTokenRecord, GrantRecord, TokenRecord, UserRecord
 from storage.sql import StoreConnection
+from storage.transaction import Transaction
 from tests.factories import BOBS, KITCHEN, LIGHT_TYPE, NOW_MS, World, new_device, new_user
 from tests.stores import columns_of, schema_in_memory
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from storage.database import Transaction
 from storage.records import MailRecord
+from storage.transaction import Transaction
 
 
 def waiting_mails(tx: Transaction) -> list[MailRecord]:

@@ -28,7 +28,8 @@ from tests.programs import skip_without
 if TYPE_CHECKING:
     import psycopg
 
-    from storage.engines.postgresql import PostgresqlConnection, PostgresqlEngine
+    from storage.engines.postgresql import PostgresqlEngine
+    from storage.engines.postgresql_connection import PostgresqlConnection
     from storage.engines.postgresql_target import Target
 
 #: The engine of this run: `sqlite` or `postgresql`.

@@ -10,9 +10,9 @@ from typing import Final, Literal
 
 from broker.facts import GrantsChanged
 from broker.services import Services
-from storage.database import Transaction
 from storage.keys import DeviceTypeKey
 from storage.records import GrantRecord
+from storage.transaction import Transaction
 from tests.factories import ADA_TOKEN, APPLICATION_TOKEN, BOB, LIGHT_MANIFEST, LIGHT_TYPE, World
 
 Need = Literal["READ", "WRITE", "nothing"]

@@ -1,8 +1,8 @@
 """The files that a store has: images, and archives of exports and of users."""
 
 from broker.services import Services
-from storage.database import Transaction
 from storage.sql import StoreConnection
+from storage.transaction import Transaction
 
 
 async def stored_files(services: Services) -> dict[str, bytes]:

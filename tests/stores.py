@@ -19,13 +19,15 @@ from typing import TypeVar, cast
 from config.settings import Settings, Storage, load_settings
 from storage import migrations
 from storage.damage import Damage
-from storage.database import Database, EngineConnection, StoreEngine, Transaction
+from storage.database import Database
 from storage.engines import STORE, engine_of
+from storage.engines.port import EngineConnection, StoreEngine
 from storage.engines.sqlite import SqliteConnection, SqliteEngine
 from storage.messages import MessageStore
 from storage.sql import StoreConnection
 from storage.store_copy import CopyConnection
 from storage.told import Told
+from storage.transaction import Transaction
 from tests.fakes import BreakableConnection, BreakableEngine
 from tests.postgresql import ENGINE, STATES, migrated_engine
 from tests.told import through_messagepack
@@ -257,7 +259,7 @@ class InlineDatabase(Database):
 
     def _open(self) -> None:
         self._writer = Transaction(_open_on_loop(self._engine))
-        self._readers = [self._writer]
+        self._readers.add(self._writer)
 
     def on_told(self, hear: Callable[[Sequence[Told]], None]) -> None:
         """What is heard went through MessagePack: another node hears the same."""

@@ -62,7 +62,7 @@ def jumping_positions() -> Iterator[None]:
 
 
 def _jumping_in_postgresql() -> Iterator[None]:
-    from storage.engines.postgresql import PostgresqlConnection
+    from storage.engines.postgresql_connection import PostgresqlConnection
 
     insert_log = PostgresqlConnection.insert_log
 

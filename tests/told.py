@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 
 from broker.cluster.news import NewsKind
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.told import Told
+from storage.transaction import Transaction
 
 
 def _the_key(_tx: Transaction, key: Any) -> Any:

@@ -9,9 +9,9 @@ from broker.services import Services
 from broker.trials.invitations import NewInvitation
 from broker.trials.roles import TrialRole
 from broker.trials.trials import NewTrial, Trial
-from storage.database import Transaction
 from storage.keys import UserKey
 from storage.records import TokenRecord, UserRecord
+from storage.transaction import Transaction
 from storage.trial_invitations import TrialInvitationRecord
 from tests.factories import ADA_TOKEN, BOBS, LIGHT_TYPE, NOW_MS, World, new_user
 

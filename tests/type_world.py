@@ -2,8 +2,9 @@
 
 from broker.accounts.consent import sign_in_grant
 from broker.secrets import token_hash
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.records import DeviceTokenRecord, ManifestRecord, TokenRecord
+from storage.transaction import Transaction
 from tests.factories import NOW_MS, World, new_application, new_device, new_device_type, new_user
 
 BETA = "be" * 16

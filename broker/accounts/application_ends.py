@@ -19,8 +19,9 @@ from broker.facts import ApplicationGrantsChanged
 from broker.ids import new_id
 from broker.secrets import Vault
 from broker.trace.audit import AuditEvent, note
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.records import ApplicationRecord
+from storage.transaction import Transaction
 
 #: The kind of the provision marks of applications.
 PROVISIONED: Final = "application"

@@ -11,9 +11,10 @@ import msgspec
 from broker.errors import Unauthorized, ValidationFailed
 from broker.ids import is_id
 from broker.secrets import Vault
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import ApplicationKey
 from storage.records import ApplicationRecord
+from storage.transaction import Transaction
 
 _LOOPBACK: Final = re.compile(
     r"http://(?P<host>127\.0\.0\.1|\[::1\]|localhost)(:(?P<port>[0-9]{1,5}))?(?P<rest>(?:[/?].*)?)", re.DOTALL

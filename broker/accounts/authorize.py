@@ -39,9 +39,10 @@ from broker.ids import new_id
 from broker.secrets import token_hash
 from broker.trace.audit import AuditEvent, note
 from config.limits import AUTHORIZATION_CODE_SECONDS
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import UserKey
 from storage.records import AuthorizationCodeRecord
+from storage.transaction import Transaction
 
 _KNOWN: Final = (
     "client_id",

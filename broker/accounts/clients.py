@@ -16,8 +16,8 @@ from authlib.oauth2.rfc6749 import InvalidClientError, InvalidGrantError, Invali
 
 from broker.accounts.applications import Application, find_application
 from broker.secrets import Vault, token_hash
-from storage.database import Transaction
 from storage.records import TokenRecord
+from storage.transaction import Transaction
 
 BY_BASIC: Final = "client_secret_basic"
 BY_POST: Final = "client_secret_post"

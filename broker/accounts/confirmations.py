@@ -16,8 +16,9 @@ from broker.secrets import Vault
 from broker.trace.audit import AuditEvent, note
 from config.limits import ADDRESS_CONFIRMATION_SECONDS, CONFIRMATION_WINDOW_SECONDS, CONFIRMATIONS
 from config.mail import folded_address
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.records import UserRecord
+from storage.transaction import Transaction
 
 
 class _Code(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="address"):

@@ -17,9 +17,9 @@ from broker.accounts.applications import Application, Method
 from broker.accounts.consent_words import EVERY_TYPE, PROFILE, TRIALS, Allowed, OwnTypes, sentences
 from broker.cluster.kinds import publish
 from broker.facts import GrantsChanged
-from storage.database import Transaction
 from storage.keys import ApplicationKey, UserKey
 from storage.records import ApplicationRecord, DeviceTypeRecord, GrantRecord
+from storage.transaction import Transaction
 
 #: Requestable permissions that are not device types.
 NOT_TYPES: Final = frozenset({EVERY_TYPE, PROFILE, TRIALS})

@@ -17,8 +17,9 @@ from broker.facts import FactPhase, Router, SessionsEnded
 from broker.ids import new_id
 from broker.secrets import Vault, token_hash
 from config.limits import CONSOLE_LINK_SECONDS, CONSOLE_LINKS, CONSOLE_TOKEN_SECONDS
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.records import NEW_KEY, ApplicationRecord, TokenRecord, UserRecord
+from storage.transaction import Transaction
 
 CONSOLE_NAME: Final = "Trunkline console"
 

@@ -20,9 +20,10 @@ from broker.errors import NotFound
 from broker.trace.audit import AuditEvent, note
 from broker.trace.origin import address_key
 from config.limits import USER_CODE_MISSES, USER_CODE_WINDOW_SECONDS
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import UserKey
 from storage.records import DeviceCodeRecord
+from storage.transaction import Transaction
 
 #: Of user codes, such as `XXXX-XXXX`: without characters that look alike (reference 1.1).
 ALPHABET: Final = "ABCDEFGHJKMNPQRSTUVWXYZ23456789"

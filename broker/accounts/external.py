@@ -52,8 +52,9 @@ from config.limits import (
     NAME_MAX_CHARACTERS,
 )
 from config.settings import Accounts, IdentityProvider
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.records import UserRecord
+from storage.transaction import Transaction
 
 _TALKS_AT_ONCE = 32
 _log = structlog.get_logger(__name__)

@@ -13,9 +13,10 @@ from broker.accounts.consent_words import EVERY_TYPE, PROFILE, TRIALS, Allowed, 
 from broker.accounts.permissions import Permissions
 from broker.accounts.tokens import Caller, Tokens
 from broker.errors import NotFound
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import ApplicationKey, UserKey
 from storage.records import GrantRecord
+from storage.transaction import Transaction
 
 _BY_APPLICATION: Final = attrgetter("application")
 

@@ -15,8 +15,9 @@ from broker.clock import Clock
 from broker.errors import LinkOver
 from broker.ids import is_id
 from broker.secrets import token_hash
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.records import InvitationRecord, UserRecord
+from storage.transaction import Transaction
 
 
 class AccountInvitations:

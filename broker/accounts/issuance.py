@@ -22,9 +22,9 @@ from broker.secrets import token_hash
 from broker.trace.audit import AuditEvent, entry_of, note
 from config.limits import OLD_TOKEN_SECONDS
 from config.settings import Accounts
-from storage.database import Transaction
 from storage.keys import ApplicationKey, UserKey
 from storage.records import AuditRecord, RefreshTokenRecord, TokenRecord
+from storage.transaction import Transaction
 
 _DAY_MS: Final = 86_400_000
 _SALT_BYTES: Final = 16

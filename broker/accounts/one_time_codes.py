@@ -13,8 +13,8 @@ from broker.errors import DomainError
 from broker.secrets import Vault, token_hash
 from config.limits import RECOVERY_CODES
 from config.settings import Accounts
-from storage.database import Transaction
 from storage.keys import UserKey
+from storage.transaction import Transaction
 
 STEP_SECONDS: Final = 30
 _DIGITS: Final = 6
@@ -41,7 +41,7 @@ def step_of(secret: str, code: str, now_ms: int) -> int | None:
     return found[-1] if found else None
 
 
-def address_of(secret: str, *, account: str, issuer: str) -> str:
+def otpauth_uri(secret: str, *, account: str, issuer: str) -> str:
     """The `otpauth` address that authenticator apps read from the picture."""
     return pyotp.TOTP(secret).provisioning_uri(name=account, issuer_name=issuer.replace(":", " "))
 

@@ -8,8 +8,9 @@ from broker.cluster.kinds import publish
 from broker.facts import SessionsEnded
 from broker.secrets import token_hash
 from broker.trace.audit import AuditEvent, note
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.records import SessionRecord, UserRecord
+from storage.transaction import Transaction
 
 
 class OpenSession(msgspec.Struct, frozen=True):

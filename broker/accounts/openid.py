@@ -18,9 +18,10 @@ from broker.clock import Clock
 from broker.ids import new_id
 from broker.secrets import Vault
 from broker.threads import run_in_thread
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.records import UserRecord
 from storage.signing_keys import SigningKeyRecord
+from storage.transaction import Transaction
 
 OPENID: Final = "openid"
 PROFILE: Final = "profile"

@@ -17,9 +17,10 @@ from broker.ids import new_id
 from broker.secrets import Vault
 from broker.trace.audit import AuditEvent, note
 from config.limits import ORGANIZATION_APPLICATIONS_MAX, REDIRECT_URIS_MAX
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import OrganizationKey, UserKey
 from storage.records import NEW_KEY, ApplicationRecord, OrganizationRecord
+from storage.transaction import Transaction
 
 DEVELOPERS: Final = frozenset({Role.ADMINISTRATOR, Role.DEVELOPER})
 TAKEN: Final = "The organization has an application of this name"

@@ -11,8 +11,9 @@ from broker.errors import Finding, UserNotFound, ValidationFailed, choice, inval
 from broker.facts import UserProfileUpdated
 from broker.trace.audit import AuditEvent, AuditLog, note
 from config.languages import LANGUAGES
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.records import AuditRecord, UserRecord
+from storage.transaction import Transaction
 
 #: Events whose details have somebody's address.
 _INVITING: Final = frozenset(

@@ -16,9 +16,10 @@ from broker.changes import Changes
 from broker.errors import PermissionDenied
 from broker.facts import ApplicationGrantsChanged, FactPhase, GrantsChanged, Router
 from storage.conditions import require
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, OrganizationKey, UserKey
 from storage.records import GrantRecord
+from storage.transaction import Transaction
 
 #: Numbers of holders whose grants are kept in memory: an application has the grants of all its users, a user token one
 #: user's.

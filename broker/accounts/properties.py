@@ -3,8 +3,9 @@
 from broker.accounts.applications import require_application
 from broker.accounts.tokens import Caller
 from broker.errors import NotFound, PermissionDenied
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import ApplicationKey, UserKey
+from storage.transaction import Transaction
 
 
 class ApplicationProperties:

@@ -30,8 +30,9 @@ from broker.trace.audit import AuditEvent, note
 from broker.trace.origin import address_key
 from config.limits import PASSWORD_RESET_SECONDS, PASSWORD_RESET_WINDOW_SECONDS, PASSWORD_RESETS
 from config.settings import Accounts
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.records import PasswordResetRecord, UserRecord
+from storage.transaction import Transaction
 
 _NOBODY = "nobody@localhost"
 _log = structlog.get_logger(__name__)

@@ -13,9 +13,9 @@ from cryptography.fernet import InvalidToken
 from broker.accounts.one_time_codes import (
     FactorCheck,
     WrongCode,
-    address_of,
     new_recovery_codes,
     new_secret,
+    otpauth_uri,
     recovery_hash,
     spaced,
     step_of,
@@ -29,9 +29,10 @@ from broker.secrets import Vault, token_hash
 from broker.trace.audit import AuditEvent, note
 from config.limits import FRESH_SIGN_IN_SECONDS
 from config.shown_command import shown_command
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import UserKey
 from storage.records import SecondFactorRecord, UserRecord
+from storage.transaction import Transaction
 
 
 @dataclass(eq=False)
@@ -99,7 +100,7 @@ class SecondFactors:
             return self.offer(session, issuer=issuer)
 
     def _shown(self, offered: _Offered, session: Session, issuer: str) -> AuthenticatorOffer:
-        address = address_of(offered.secret, account=session.user.email, issuer=issuer)
+        address = otpauth_uri(offered.secret, account=session.user.email, issuer=issuer)
         sealed = self._vault.seal(msgspec.json.encode(offered).decode()).decode()
         return AuthenticatorOffer(spaced(offered.secret), address, sealed)
 

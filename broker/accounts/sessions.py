@@ -41,9 +41,10 @@ from config.limits import (
     SESSIONS_OF_ONE_USER,
 )
 from config.mail import folded_address
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import UserKey
 from storage.records import SessionRecord, UserRecord
+from storage.transaction import Transaction
 
 _USER_AGENT_CHARACTERS: Final = 200
 _DAY_SECONDS: Final = 86_400

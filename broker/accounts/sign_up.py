@@ -22,8 +22,9 @@ from config.limits import (
     SIGN_UPS,
 )
 from config.settings import Accounts
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.records import NEW_KEY, UserRecord
+from storage.transaction import Transaction
 
 _WRONG_LENGTH: Final = Finding(
     "password", (f"A password has {PASSWORD_MIN_CHARACTERS} to {PASSWORD_MAX_CHARACTERS} characters.",)

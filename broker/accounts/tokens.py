@@ -18,12 +18,13 @@ from broker.errors import PermissionDenied, Unauthorized
 from broker.facts import DeviceChanged, FactPhase, Router, TokenRevoked
 from broker.loops import Loop
 from broker.secrets import token_hash
-from broker.trace.origin import acting
+from broker.trace.origin import set_actor
 from config.limits import EXPIRY_SWEEP_SECONDS
 from storage.ballast import making_room
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import ApplicationKey, DeviceKey, OrganizationKey, UserKey
 from storage.records import DeviceRecord, RefreshTokenRecord, TokenRecord
+from storage.transaction import Transaction
 
 T = TypeVar("T")
 #: The id of the console application (reference 4.10).
@@ -79,7 +80,7 @@ class Caller(msgspec.Struct, frozen=True):
 
     def act(self) -> None:
         """Have the current task work for this caller."""
-        acting(self.actor, self.application_id or "" if self.kind is TokenKind.USER else "", self.payer, self)
+        set_actor(self.actor, self.application_id or "" if self.kind is TokenKind.USER else "", self.payer, self)
 
     @property
     def payer(self) -> str:

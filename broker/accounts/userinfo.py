@@ -8,7 +8,8 @@ import msgspec
 from broker.accounts.openid import OPENID, claims_about
 from broker.accounts.tokens import Caller
 from broker.errors import PermissionDenied, Unauthorized
-from storage.database import Database, Transaction
+from storage.database import Database
+from storage.transaction import Transaction
 
 
 class Userinfo(msgspec.Struct, frozen=True):

@@ -7,9 +7,10 @@ import structlog
 from broker.accounts.permissions import Permissions
 from broker.accounts.tokens import Caller, TokenKind
 from broker.errors import REQUIRED, Finding, PermissionDenied, UserNotFound, invalid
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import UserKey
 from storage.records import UserRecord
+from storage.transaction import Transaction
 
 _REPORTED: Final = 100
 _log = structlog.get_logger(__name__)

@@ -10,8 +10,9 @@ from broker.clock import Clock
 from broker.errors import Conflict, NotFound
 from broker.trace.audit import AuditEvent, note
 from storage.alarms import AlarmFilter, AlarmRecord
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.records import UserRecord
+from storage.transaction import Transaction
 
 CLEARED: Final = "The alarm is cleared"
 

@@ -13,8 +13,8 @@ from broker.cluster.alarm_news import tell_of_alarm
 from broker.cluster.kinds import ALARM_ENDED, AlarmEnded
 from broker.ids import new_id
 from storage.alarms import AlarmRecord
-from storage.database import Transaction
 from storage.keys import ApplicationKey, DeviceKey, Milliseconds, Position, RuleKey, UserKey
+from storage.transaction import Transaction
 
 
 class ClearedBy(StrEnum):

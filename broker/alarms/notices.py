@@ -23,11 +23,12 @@ from broker.loops import Loop, Wakeup
 from broker.secrets import Vault
 from config.limits import ALARM_NOTICE_HOURS
 from storage.alarm_telling import NoticeHead, NoticeRecord
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import Milliseconds, UserKey
 from storage.leases import Holder
 from storage.outages import Outage
 from storage.sql import StoreError
+from storage.transaction import Transaction
 
 _LOOK_SECONDS: Final = 10.0  # the wall clock may be set
 _RETRY_SECONDS: Final = 5.0

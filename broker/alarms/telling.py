@@ -25,10 +25,11 @@ from broker.secrets import Vault
 from config.limits import ALARM_NOTICES_A_HOUR, ALARM_NOTICES_WAITING
 from storage.alarm_telling import NoticeRecord, TellingRecord
 from storage.alarms import AlarmRecord
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import Milliseconds, UserKey
 from storage.leases import Holder
 from storage.records import UserRecord
+from storage.transaction import Transaction
 
 _DUE_AT_ONCE: Final = 500
 _ONE_BY_ONE: Final = 3  # of a user; more are told together

@@ -10,9 +10,10 @@ from broker.clock import Clock
 from broker.secrets import Vault
 from broker.trace.audit import AuditEvent, note
 from storage.alarm_telling import TellingRecord
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import Milliseconds, UserKey
 from storage.records import UserRecord
+from storage.transaction import Transaction
 
 _decode: Final = msgspec.json.Decoder(Telling).decode
 

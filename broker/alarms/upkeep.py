@@ -11,9 +11,10 @@ from broker.clock import Clock
 from broker.facts import DeviceDeleted, DeviceHandedOver, FactPhase, Router, SharesChanged
 from broker.loops import Loop, Wakeup
 from config.limits import ALARMS_OF_USER
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import Milliseconds
 from storage.leases import Holder
+from storage.transaction import Transaction
 
 _LOOK_SECONDS: Final = 60.0
 _SWEEP_SECONDS: Final = 600.0

@@ -31,8 +31,9 @@ from broker.secrets import token_hash
 from broker.trace.audit import AuditEvent, note
 from config.limits import BOARDS_OF_USER, NAME_MAX_CHARACTERS
 from storage.boards import BoardRecord
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.records import UserRecord
+from storage.transaction import Transaction
 
 TOO_MANY_BOARDS: Final = f"A user has at most {BOARDS_OF_USER} boards"
 

@@ -23,12 +23,13 @@ from broker.messages.folds import Fields
 from broker.messages.intervals import Interval, LocalInterval
 from broker.messages.snapshots import Snapshots
 from broker.secrets import token_hash
-from broker.trace.origin import acting, address_key
+from broker.trace.origin import address_key, set_actor
 from broker.zones import zone_named
 from config.limits import BOARD_CHARTS_KEPT, BOARD_LINK_MISSES, BOARD_LINK_WINDOW_SECONDS, BOARD_LOOKS
 from storage.boards import BoardRecord
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import DeviceKey, Milliseconds
+from storage.transaction import Transaction
 
 _CHART_MS: Final = 30_000
 _MINUTE_MS: Final = 60_000
@@ -116,7 +117,7 @@ class Kiosk:
             self._guesses.missed(address_key(address))
             raise NotFound
         self._count(board)
-        acting(f"user {board.user_id}")
+        set_actor(f"user {board.user_id}")
         if self._peers is not None:  # a share may have ended on another node
             await self._peers.catch_up()
         tiles = [one for one in tiles_in(board.tiles) if one.kind in {CHART, VALUE}]

@@ -5,8 +5,8 @@ from msgspec.structs import replace
 from broker.cluster.kinds import REPLAYED, Replay, publish
 from broker.facts import AlarmReported
 from storage.alarms import AlarmRecord
-from storage.database import Transaction
 from storage.keys import Milliseconds
+from storage.transaction import Transaction
 
 
 def tell_of_alarm(tx: Transaction, kind: str, alarm: AlarmRecord, at_ms: Milliseconds) -> None:

@@ -17,13 +17,15 @@ from broker.cluster.kinds import BY_NAME, CONNECTION_REPLACED
 from broker.cluster.news import News
 from broker.facts import DeviceDeleted, DeviceDisabled, DeviceHandedOver
 from broker.trace.origin import origin_in
-from storage.database import CommitGroup, Database, Transaction
+from storage.commit_group import CommitGroup
+from storage.database import Database
 from storage.facts import FactPage, FactRecord, FactsLostError
 from storage.keys import DeviceKey, Position
 from storage.outages import Outage
 from storage.peers import HeardOf, PackedFact
 from storage.sql import StoreError
 from storage.told import Told
+from storage.transaction import Transaction
 
 T = TypeVar("T")
 _LOOK_SECONDS: Final = 1.0

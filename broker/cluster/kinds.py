@@ -35,7 +35,6 @@ from broker.facts import (
     UploadProgressed,
     UserProfileUpdated,
 )
-from storage.database import Transaction
 from storage.device_management import ManagementRecord
 from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, RuleKey, UserKey
 from storage.models import ModelRecord
@@ -43,6 +42,7 @@ from storage.records import DeviceRecord, TierRecord
 from storage.rules import RuleRecord, RuleState
 from storage.subscriptions import SubscriptionNames, SubscriptionRecord
 from storage.tasks import DeviceTaskRecord, TaskRecord
+from storage.transaction import Transaction
 from storage.wanted import WantedRecord
 
 

@@ -21,15 +21,16 @@ from broker.cluster.keeper import AWAY, AWAY_SECONDS, DAEMON, Candidate
 from broker.cluster.kinds import AVAILABILITY, NODE_BURIED, Availability
 from broker.cluster.leases import Lease, LeaseName, Leases, NodeStatus
 from broker.cluster.renewal import Overdue, RenewedDeadline, boot_seconds
-from broker.cluster.reports import LogHeads, NodeReport, NodeSeen, Report, seen
+from broker.cluster.reports import LogHeads, NodeReport, NodeSeen, Report, nodes_seen
 from broker.cluster.shared_clock import SharedClock
 from broker.cluster.shares import candidates_of, takers, to_give_away
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import Milliseconds
 from storage.lease_table import LeaseTable
 from storage.leases import NODE, HeldLease, LeaseRecord, LeaseStore
 from storage.outages import Outage
 from storage.sql import StoreError, StoreForkedError
+from storage.transaction import Transaction
 
 #: The name of all nodes together as the holder of the lease of the daemon.
 SEVERAL: Final = "(several nodes)"
@@ -400,7 +401,7 @@ def _nodes(leases: LeaseStore) -> list[LeaseRecord]:
 
 
 def _seen(leases: LeaseStore) -> tuple[NodeSeen, ...]:
-    return seen(leases.nodes(), _of_workers(leases))
+    return nodes_seen(leases.nodes(), _of_workers(leases))
 
 
 def _of_workers(leases: LeaseStore) -> list[LeaseRecord]:

@@ -16,8 +16,9 @@ from typing import Any, Generic, TypeVar, get_type_hints
 import structlog
 
 from broker.facts import Fact, Router
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.told import Told
+from storage.transaction import Transaction
 
 K = TypeVar("K")
 C = TypeVar("C")

@@ -55,7 +55,7 @@ def report_of(record: LeaseRecord) -> NodeReport:
         return NodeReport()
 
 
-def seen(nodes: Sequence[LeaseRecord], workers: Sequence[LeaseRecord]) -> tuple[NodeSeen, ...]:
+def nodes_seen(nodes: Sequence[LeaseRecord], workers: Sequence[LeaseRecord]) -> tuple[NodeSeen, ...]:
     """The nodes with the leases of workers that each holds."""
     found = []
     for one in nodes:

@@ -24,11 +24,12 @@ from broker.loops import Loop, Wakeup
 from broker.secrets import Vault
 from config.limits import CONNECTOR_WAITING
 from storage.connectors import ConnectorJobRecord
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import DeviceKey, DeviceTypeKey
 from storage.leases import Holder
 from storage.outages import Outage
 from storage.sql import StoreError
+from storage.transaction import Transaction
 
 _LOOK_SECONDS: Final = 5.0
 _KEEP_SECONDS: Final = 10.0

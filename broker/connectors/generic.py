@@ -27,7 +27,7 @@ from broker.connectors.plugin import (
     Result,
     Setting,
 )
-from broker.connectors.reading import ItemReader, Reading, Unit, text_of
+from broker.connectors.reading import ItemReader, Reading, Unit, id_text
 from broker.connectors.templates import check_template, fill_template, fill_url
 from broker.nesting import check_nesting
 
@@ -187,7 +187,7 @@ class GenericConnector(ConnectorPlugin):
             return ()
         super().subscribe_response(device, request, response)
         reader = self._account_readers[int(request.tag)]
-        account = None if reader is None else text_of(reader.one(response.json(), "account"))
+        account = None if reader is None else id_text(reader.one(response.json(), "account"))
         return () if account is None else (Account(account),)
 
     def unsubscribe(self, device: LinkedDevice) -> Sequence[Request]:
@@ -225,7 +225,7 @@ class GenericConnector(ConnectorPlugin):
             return Notification(status=400)
 
     def _notified(self, notifier: _Notifier, item: Any) -> Notified:
-        device, account = (text_of(notifier.named.one(item, name)) for name in ("device", "account"))
+        device, account = (id_text(notifier.named.one(item, name)) for name in ("device", "account"))
         if notifier.reader is None:
             return Notified(device, account, fetch=True)
         return Notified(device, account, list(notifier.reader.results([item], notifier.terms.kind)))

@@ -10,7 +10,7 @@ import structlog
 from broker.clock import Clock
 from broker.connectors.hooks import Record
 from broker.connectors.links import ConnectorLink
-from broker.connectors.progress import SeriesProgress, read_progress, time_of, write_progress
+from broker.connectors.progress import SeriesProgress, read_progress, reading_time, write_progress
 from broker.connectors.sub_devices import SubDevices
 from broker.devices.registry import Device, Devices
 from broker.errors import (
@@ -105,7 +105,7 @@ class _Answer:
 
     def take(self, batch: Sequence[Record], *, asked_on: int) -> bool:
         """Submit records in the order of their time; False when a quota is used up, and what is left must wait."""
-        for ts, records in groupby(batch, key=time_of):
+        for ts, records in groupby(batch, key=reading_time):
             stored_series = set()
             for record in records:
                 try:
@@ -163,8 +163,8 @@ def _batches(records: Sequence[Record]) -> list[list[Record]]:
     What is stored after a crash is then all that was offered up to some time.
     """
     batches: list[list[Record]] = [[]]
-    by_time = sorted(records, key=lambda record: time_of(record) or 0)
-    for _, same in groupby(by_time, key=time_of):
+    by_time = sorted(records, key=lambda record: reading_time(record) or 0)
+    for _, same in groupby(by_time, key=reading_time):
         if len(batches[-1]) >= _AT_ONCE:
             batches.append([])
         batches[-1].extend(same)

@@ -20,9 +20,10 @@ from broker.devices.registry import Device
 from broker.facts import DeviceUpdated
 from broker.secrets import Vault, token_hash
 from broker.trace.audit import AuditEvent, note
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import DeviceKey, DeviceTypeKey
 from storage.records import ConnectorLinkRecord, DeviceRecord
+from storage.transaction import Transaction
 
 _AUTHORIZED: Final = "AUTHORIZED"
 _UNAUTHORIZED: Final = "UNAUTHORIZED"

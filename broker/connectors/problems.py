@@ -21,9 +21,10 @@ from broker.connectors.port import ThirdPartyUnreachableError
 from broker.connectors.sending import WaitedTooLongError
 from broker.errors import DeviceNotFound, StorageUnavailable, TryLater
 from config.limits import CONNECTOR_PROBLEMS
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import DeviceKey, DeviceTypeKey
 from storage.sql import StoreError
+from storage.transaction import Transaction
 
 KEPT_MS: Final = 7 * 86_400_000
 #: Stands for the connector itself: its notifications, and the linking of accounts, which any user's success proves.

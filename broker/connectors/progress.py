@@ -14,8 +14,8 @@ import msgspec
 
 from broker.connectors.hooks import Record
 from broker.connectors.links import Contents
-from storage.database import Transaction
 from storage.records import ConnectorLinkRecord
+from storage.transaction import Transaction
 
 _ACCOUNTS: Final = 10  # of one device
 _SERIES: Final = 100
@@ -74,15 +74,15 @@ class SeriesProgress:
 
     def is_known(self, record: Record) -> bool:
         """Whether the record is a reading that was stored."""
-        if (ts := time_of(record)) is None:
+        if (ts := reading_time(record)) is None:
             return False
         stored = self._of(record.series).devices.get(record.sub_device or "")
-        return stored is not None and (ts <= stored.floor or tag_of(record) in stored.tags)
+        return stored is not None and (ts <= stored.floor or record_tag(record) in stored.tags)
 
     def note_stored(self, record: Record) -> None:
-        if (ts := time_of(record)) is not None:
+        if (ts := reading_time(record)) is not None:
             stored = self._of(record.series).devices.setdefault(record.sub_device or "", _Stored())
-            stored.tags[tag_of(record)] = ts
+            stored.tags[record_tag(record)] = ts
 
     def note_complete(self, series: str, ts: int) -> None:
         """All readings of an answer up to `ts` were stored, or refused for good."""
@@ -96,7 +96,7 @@ class SeriesProgress:
         """
         if not series:
             return list(failed)
-        by_tag = {tag_of(record): record for record in failed}
+        by_tag = {record_tag(record): record for record in failed}
         before = self._of(series).failed
         self._of(series).failed = list(by_tag) if is_whole else list(dict.fromkeys([*by_tag, *before]))
         return [record for tag, record in by_tag.items() if tag not in before]
@@ -110,12 +110,12 @@ class SeriesProgress:
         return msgspec.json.encode({name: one.trimmed() for name, one in latest}).decode()
 
 
-def time_of(record: Record) -> int | None:
+def reading_time(record: Record) -> int | None:
     """The time of a reading of a series; None: the record is stored whenever it comes."""
     return record.ts if record.series and type(record.ts) is int else None
 
 
-def tag_of(record: Record) -> str:
+def record_tag(record: Record) -> str:
     """Tells a record from others of its series."""
     about = repr((record.sub_device, record.ts, record.is_action))
     return blake2b(about.encode() + record.data, digest_size=9).hexdigest()

@@ -25,8 +25,9 @@ from broker.errors import DeviceNotFound, DomainError, TryLater, ValidationFaile
 from broker.facts import Fact, ProviderAuthRemoved
 from broker.secrets import Vault, token_hash
 from config.limits import CONNECTOR_SECONDS, CONNECTOR_STATE_SECONDS, CONNECTOR_STATES
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.records import ConnectorLinkRecord, ConnectorStateRecord
+from storage.transaction import Transaction
 
 _REFERER_CHARACTERS: Final = 2_000
 _CLEANED_AT_ONCE: Final = 100

@@ -70,7 +70,7 @@ class ItemReader:
         payload = self.one(item, "payload")
         if not isinstance(payload, dict):
             raise ValueError("the payload is no object")
-        return Read(payload, time_in_ms(self.one(item, "ts"), self._unit), text_of(self.one(item, "sub_device")))
+        return Read(payload, time_in_ms(self.one(item, "ts"), self._unit), id_text(self.one(item, "sub_device")))
 
     def results(self, items: Iterable[Any], kind: Literal["data", "action"], series: str = "") -> Iterator[Result]:
         """An event of each item, or the item's problem."""
@@ -96,7 +96,7 @@ def time_in_ms(value: Any, unit: Unit) -> int | None:
     raise ValueError("ts is no time")
 
 
-def text_of(value: Any) -> str | None:
+def id_text(value: Any) -> str | None:
     """An id as text: some third parties have numbers for ids. Raises ValueError."""
     if value is None or isinstance(value, str):
         return value

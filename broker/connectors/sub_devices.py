@@ -8,8 +8,9 @@ from broker.devices.inventory import Inventory, NewDevice
 from broker.devices.registry import Device, Devices
 from broker.errors import Conflict
 from config.limits import CONNECTOR_SUB_DEVICES
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.records import DeviceRecord
+from storage.transaction import Transaction
 
 _log = structlog.get_logger(__name__)
 

@@ -12,9 +12,10 @@ import trio
 
 from broker.cluster.facts import FactLog
 from broker.loops import Loop
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import DeviceKey
 from storage.sql import StoreError
+from storage.transaction import Transaction
 
 _FIRST_SECONDS: Final = 0.02
 _LATER_SECONDS: Final = 0.5

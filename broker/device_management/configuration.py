@@ -11,9 +11,10 @@ from broker.errors import Finding, ValidationFailed, too_low
 from broker.facts import ManagementConfigured
 from broker.trace.audit import AuditEvent, note
 from config.limits import PMAX_SECONDS, PMIN_SECONDS, TASK_EXPIRES_SECONDS
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.device_management import ManagementRecord
 from storage.keys import DeviceTypeKey, Milliseconds
+from storage.transaction import Transaction
 
 
 class ConfigurationChange(msgspec.Struct, frozen=True):

@@ -50,13 +50,13 @@ from broker.limits.quotas import Quotas
 from broker.loops import Loop
 from broker.messages.history import MessageHistory
 from config.limits import LWM2M_ACTION_SECONDS, LWM2M_ACTIONS_KEPT, LWM2M_ACTIONS_WAITING
-from storage.database import Transaction
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.lwm2m import EndedActionRecord
 from storage.lwm2m_actions import UnendedActionRecord
 from storage.outages import Outage
 from storage.records import ActionRow
 from storage.sql import StoreDamagedError, StoreError
+from storage.transaction import Transaction
 
 _WAITING_IN_ALL: Final = 10_000
 _WAITING_OF_USER: Final = 1_000

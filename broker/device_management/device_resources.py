@@ -2,12 +2,13 @@
 (reference 18.8)."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 import msgspec
 
-from broker.device_management.objects import ObjectMap, leaves_of
+from broker.device_management.objects import ObjectMap, values_by_path
 from broker.device_management.offers import NOTHING, Offers, offers_of
 from broker.device_management.properties import DeviceProperties
 from broker.device_management.sessions import ManagedSession, ResourcePath
@@ -48,23 +49,16 @@ class OfferingDevice(msgspec.Struct, frozen=True):
 _Registered = tuple[Device, ShownRegistration]
 
 
+@dataclass(eq=False)
 class DeviceResources:
-    def __init__(
-        self,
-        devices: Devices,
-        session_of: Callable[[DeviceKey], ManagedSession | None],
-        sessions: Callable[[], Sequence[ManagedSession]],
-        objects: ObjectMap,
-        properties: DeviceProperties,
-        shared: SharedRegistrations | None = None,
-    ) -> None:
-        """`shared`: other nodes have registrations, too."""
-        self._devices = devices
-        self._shared = shared
-        self._session_of = session_of
-        self._sessions = sessions
-        self._objects = objects
-        self._properties = properties
+    """`shared`: other nodes have registrations, too."""
+
+    _devices: Devices
+    _session_of: Callable[[DeviceKey], ManagedSession | None]
+    _sessions: Callable[[], Sequence[ManagedSession]]
+    _objects: ObjectMap
+    _properties: DeviceProperties
+    _shared: SharedRegistrations | None = None
 
     async def fields(self, device: Device) -> list[ResourceField]:
         """The fields of the device's Manifest that have resources, in the order of the Manifest. Raises StoreError."""
@@ -99,7 +93,7 @@ class DeviceResources:
         reported = await self._properties.of(device, with_times=False)
         values = {
             found.path: value
-            for name, value in leaves_of(reported.reported).items()
+            for name, value in values_by_path(reported.reported).items()
             if (found := self._objects.property_named(name)) is not None
         }
         return offers_of(self._objects, registration.offers, values, device.type.latest.manifest)

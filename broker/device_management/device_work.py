@@ -21,7 +21,7 @@ from broker.device_management.configuration import Configurations
 from broker.device_management.objects import RESULT, STATE
 from broker.device_management.operations import Operations
 from broker.device_management.queueing import tell_move
-from broker.device_management.requests import unpacked
+from broker.device_management.requests import decode_task_request
 from broker.device_management.rollouts import Rollouts
 from broker.device_management.sessions import ManagedSession, ResourcePath, ResourceValue, SessionLostError
 from broker.device_management.shared_registrations import SharedRegistrations
@@ -29,12 +29,13 @@ from broker.device_management.states import BEGUN, Acceptance, DeviceTaskStatus,
 from broker.device_management.timers import Timers
 from broker.device_management.updates import Done, Failed, Firmware, Go, PutBack, Rest, Step, Verdict, advance
 from broker.facts import TaskProgressed
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.firmware import FirmwareImageRecord
 from storage.keys import DeviceKey
 from storage.outages import Outage
 from storage.sql import StoreError
 from storage.tasks import DeviceTaskRecord, TaskRecord
+from storage.transaction import Transaction
 
 _STORE_SECONDS: Final = 5
 _CHOICES: Final = 200  # device tasks of one device that are looked at for the next one
@@ -211,7 +212,7 @@ class DeviceWork:
             return begun[0]
         configuration = await self._configurations.of(device.type)
         for one in found:
-            request = unpacked(one.task.request)
+            request = decode_task_request(one.task.request)
             if one.entry.acceptance == Acceptance.WAITING or request.server_path is not None:
                 continue
             if not (request.is_update or configuration.device_properties_enabled):
@@ -265,7 +266,7 @@ class DeviceWork:
         return await self._database.write(work)
 
     async def _operate(self, session: ManagedSession, chosen: _Chosen, work: _Work) -> None:
-        request, failure, is_lost = unpacked(chosen.task.request), None, False
+        request, failure, is_lost = decode_task_request(chosen.task.request), None, False
         with self._operation(chosen.entry.key, work) as scope:
             try:
                 failure = await self._operations.perform(session, request)
@@ -329,7 +330,7 @@ class DeviceWork:
 
     def _url(self, chosen: _Chosen) -> str:
         # A listener that is gone since the task was made leaves the address of REST.
-        root = self._image_root(unpacked(chosen.task.request).protocol) or self._image_root(None)
+        root = self._image_root(decode_task_request(chosen.task.request).protocol) or self._image_root(None)
         return f"{root}/v1.1/updates/urls/{chosen.entry.download}"
 
     async def _follow(

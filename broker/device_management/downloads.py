@@ -13,9 +13,10 @@ from broker.files import StoredFile
 from broker.loops import Loop
 from broker.trace.origin import address_key
 from config.limits import DOWNLOAD_KEPT_HOURS
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.firmware import FirmwareImageRecord
 from storage.tasks import DeviceTaskRecord
+from storage.transaction import Transaction
 
 T = TypeVar("T")
 _FLUSH_SECONDS: Final = 5.0

@@ -58,11 +58,11 @@ from broker.devices.presence import Presence
 from broker.devices.registry import Device
 from broker.facts import DeviceDeleted, FactPhase, TaskProgressed
 from broker.loops import Loop, Wakeup
-from storage.database import Transaction
 from storage.keys import DeviceKey, Milliseconds
 from storage.outages import Outage
 from storage.sql import ALL_ROWS, StoreError
 from storage.tasks import TaskRecord
+from storage.transaction import Transaction
 
 _STORE_SECONDS: Final = 5
 _DELETED: Final = TaskFailure(ErrorCode.DEVICE_DELETED, "The device was deleted.")

@@ -22,10 +22,11 @@ from broker.files import Draft, Files, room_in
 from broker.ids import new_id
 from broker.trace.audit import AuditEvent, note
 from config.limits import IMAGE_BYTES_OF_ORGANIZATION, IMAGES_MAX, IMAGES_OF_ORGANIZATION
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.firmware import FirmwareImageRecord
 from storage.keys import DeviceTypeKey, Milliseconds
 from storage.sql import DISK_FULL
+from storage.transaction import Transaction
 
 TOO_MANY: Final = f"A device type has at most {IMAGES_MAX} images"
 TOO_MANY_OF_ORGANIZATION: Final = (

@@ -318,12 +318,12 @@ def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def leaves_of(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def values_by_path(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """The values of nested objects by dotted path. An empty object is no value."""
     found: dict[str, Any] = {}
     for name, value in tree.items():
         if isinstance(value, dict):
-            found |= leaves_of(value, f"{prefix}{name}.")
+            found |= values_by_path(value, f"{prefix}{name}.")
         else:
             found[prefix + name] = value
     return found

@@ -12,7 +12,7 @@ from broker.device_management.sessions import (
     latest,
 )
 from broker.device_management.states import ErrorCode, TaskFailure
-from broker.device_management.updates import refusal
+from broker.device_management.updates import task_failure
 from broker.device_management.values import parse_value
 
 _UNKNOWN = TaskFailure(ErrorCode.PROPERTY_NOT_FOUND, "No resource has this name now.")
@@ -33,7 +33,7 @@ class Operations:
                 return await self._read(session, request)
             return await self._change(session, request)
         except DeviceRefusedError as error:
-            return refusal(error)
+            return task_failure(error)
         except UnreadableAnswerError as error:
             return TaskFailure(ErrorCode.DEVICE_ERROR, error.reason)
 

@@ -12,7 +12,7 @@ import structlog
 from msgspec.structs import replace
 
 from broker.clock import Clock
-from broker.device_management.objects import ObjectMap, leaves_of, nested
+from broker.device_management.objects import ObjectMap, nested, values_by_path
 from broker.device_management.registry import unit_of
 from broker.device_management.sessions import Readings, ResourceValue, Values
 from broker.device_types.catalog import DeviceType
@@ -27,10 +27,11 @@ from config.limits import (
     SERVER_PROPERTIES_BYTES,
     SERVER_PROPERTIES_LEVELS,
 )
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.device_management import PropertyMatch, PropertySetRecord
 from storage.keys import DeviceKey, Milliseconds
 from storage.records import PresenceRecord
+from storage.transaction import Transaction
 
 _KINDS: Final = {"systemProperties": "system", "serverProperties": "server", "deviceProperties": "reported"}
 
@@ -196,8 +197,8 @@ def merge_server_properties(
     text = _encode(tree)
     if len(text) > SERVER_PROPERTIES_BYTES:
         raise ValidationFailed((Finding("serverProperties", (too_long(SERVER_PROPERTIES_BYTES),)),))
-    changed = leaves_of(change)
-    times = {path: now_ms if path in changed else times.get(path, now_ms) for path in leaves_of(tree)}
+    changed = values_by_path(change)
+    times = {path: now_ms if path in changed else times.get(path, now_ms) for path in values_by_path(tree)}
     tx.device_management.put_properties(replace(stored, server=text.decode(), server_times=_encode(times).decode()))
 
 
@@ -235,7 +236,7 @@ def _report(
     name_of: Callable[[str], str],
 ) -> bool:
     stored = tx.device_management.properties(device) or PropertySetRecord(device)
-    known = {name_of(name): value for name, value in leaves_of(_decode(stored.reported)).items()}
+    known = {name_of(name): value for name, value in values_by_path(_decode(stored.reported)).items()}
     times = {name_of(name): ts_ms for name, ts_ms in _decode(stored.reported_times).items()}
     # A time in the future is of a clock that was set back since: it does not keep anything out.
     newer = {name: leaf for name, leaf in leaves.items() if leaf[1] >= min(times.get(name, 0), now_ms)}
@@ -280,7 +281,7 @@ def _shown(device: Device, record: PropertySetRecord, presence: PresenceRecord, 
 
 
 def _with_times(tree: Mapping[str, Any], times: Mapping[str, int]) -> dict[str, Any]:
-    return nested({path: {"value": value, "ts": times[path]} for path, value in leaves_of(tree).items()})
+    return nested({path: {"value": value, "ts": times[path]} for path, value in values_by_path(tree).items()})
 
 
 def manifest(objects: ObjectMap, groups: Collection[str] = ()) -> dict[str, Any]:

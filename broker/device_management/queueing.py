@@ -6,7 +6,7 @@ import msgspec
 
 from broker.cluster.kinds import DEVICE_TASK_MOVED, DeviceTaskMove, publish
 from broker.device_management.properties import has_server_property, merge_server_properties, parse_filter
-from broker.device_management.requests import TaskRequest, nested_value, unpacked
+from broker.device_management.requests import TaskRequest, decode_task_request, nested_value
 from broker.device_management.states import (
     OPEN,
     Acceptance,
@@ -22,9 +22,9 @@ from broker.device_management.states import (
 )
 from broker.errors import ValidationFailed
 from broker.facts import TaskProgressed
-from storage.database import Transaction
 from storage.keys import DeviceKey, Milliseconds
 from storage.tasks import DeviceTaskRecord
+from storage.transaction import Transaction
 
 BATCH: Final = 200  # device tasks in one transaction: other writes wait for it
 NEVER_REGISTERED: Final = TaskFailure(
@@ -38,7 +38,7 @@ def fix_devices(tx: Transaction, key: int, now_ms: Milliseconds) -> None:
     task = move_task(tx, key, TaskStatus.QUEUING, now_ms)
     if task is None:
         return
-    request = unpacked(task.request)
+    request = decode_task_request(task.request)
     acceptance = Acceptance.WAITING if request.needs_acceptance else Acceptance.NOT_REQUIRED
     if request.dids is None:
         matches = parse_filter(request.filter or "")
@@ -63,7 +63,7 @@ def queue_some(tx: Transaction, key: int, now_ms: Milliseconds) -> QueuedDevices
     task = tx.tasks.task(key)
     if task is None or task.status != TaskStatus.QUEUING:
         return QueuedDevices((), True)
-    request = unpacked(task.request)
+    request = decode_task_request(task.request)
     entries = tx.tasks.entries_with(key, (DeviceTaskStatus.REQUESTED,), limit=BATCH)
     registered = tx.device_management.registered_on([entry.device for entry in entries])
     waiting = []

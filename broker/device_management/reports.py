@@ -71,7 +71,7 @@ class Reports:
             return None
         named = None
         if is_kept:
-            named = manifest.normalize(_encode(message_of(self._properties.named(reading.values))))
+            named = manifest.normalize(_encode(message_data(self._properties.named(reading.values))))
         if not (resources := manifest.manifest.resources):
             return named
         data: dict[str, Any] = {} if named is None else msgspec.json.decode(named)
@@ -107,7 +107,7 @@ def _remove(data: dict[str, Any], field: str) -> None:
         data.pop(group, None)
 
 
-def message_of(named: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+def message_data(named: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """The data of a message from properties by name.
 
     The names are those of the properties, but that fields of a Manifest cannot be numbers: instance 0 of an object

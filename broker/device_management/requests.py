@@ -74,15 +74,15 @@ _encode = msgspec.json.Encoder().encode
 _decoder = msgspec.json.Decoder(TaskRequest)
 
 
-def packed(request: TaskRequest) -> str:
+def encode_task_request(request: TaskRequest) -> str:
     return _encode(request).decode()
 
 
-def unpacked(text: str) -> TaskRequest:
+def decode_task_request(text: str) -> TaskRequest:
     return _decoder.decode(text)
 
 
-def check(
+def check_task_request(
     request: TaskRequest,
     objects: ObjectMap,
     *,

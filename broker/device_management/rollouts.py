@@ -15,12 +15,13 @@ from typing import Final
 from broker.changes import Changes
 from broker.clock import Clock
 from broker.cluster.kinds import DeviceTaskMove
-from broker.device_management.requests import RolloutPlan, unpacked
+from broker.device_management.requests import RolloutPlan, decode_task_request
 from broker.device_management.states import BEGUN, ENDED, DeviceTaskStatus
 from broker.device_management.timers import Timers
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import DeviceKey
 from storage.tasks import TaskRecord
+from storage.transaction import Transaction
 
 _MINUTE_MS: Final = 60_000
 _BATCH: Final = 100  # devices under way at once, when only a bound of failures was given
@@ -171,7 +172,7 @@ class Rollouts:
 
     async def of(self, task: TaskRecord) -> Rollout | None:
         """The roll-out of a task; None for a task without one."""
-        if unpacked(task.request).rollout is None:
+        if decode_task_request(task.request).rollout is None:
             return None
         if not self._is_shared and (known := self._known.get(task.key)) is not None:
             return known
@@ -191,7 +192,7 @@ class Rollouts:
 
     def _read(self, task: TaskRecord, tx: Transaction) -> Rollout | None:
         """The roll-out as the store has it."""
-        plan = unpacked(task.request).rollout
+        plan = decode_task_request(task.request).rollout
         if plan is None:
             return None
         phase = task.phase if (now := tx.tasks.task(task.key)) is None else now.phase

@@ -20,15 +20,17 @@ from broker.cluster.kinds import publish
 from broker.device_management.sessions import ManagedSession, ResourcePath
 from broker.facts import DeviceActionFact
 from config.limits import LWM2M_ACTIONS_KEPT, LWM2M_AWAKE_SECONDS
-from storage.database import CommitGroup, Database, Transaction
+from storage.commit_group import CommitGroup
+from storage.database import Database
 from storage.keys import DeviceKey, Milliseconds, OrganizationKey, Position
 from storage.lwm2m import EndedActionRecord, Lwm2mRegistrationRecord
 from storage.lwm2m_actions import UnendedActionRecord
 from storage.message_searches import Range
 from storage.records import ActionRow, PresenceRecord
 from storage.sql import StoreError
+from storage.transaction import Transaction
 
-#: So many Actions of a device are looked at: not each is an operation.
+#: At most this many Actions of a device are looked at: not each is an operation.
 _LOOKED_AT: Final = 1_000
 #: A registration is asleep so long after its device was last seen, as other nodes know it (reference 6.4).
 _AWAKE_MS: Final = int(LWM2M_AWAKE_SECONDS * 1000) + 31_000

@@ -11,9 +11,9 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from storage.database import Transaction
 from storage.keys import Milliseconds
 from storage.tasks import DeviceTaskRecord, TaskHistoryRecord, TaskRecord
+from storage.transaction import Transaction
 
 _REPEATED: Final = 20  # communication failures of one device task that have a row each in the history
 

@@ -14,7 +14,7 @@ from broker.device_management.engine import ManagementEngine
 from broker.device_management.objects import ObjectMap
 from broker.device_management.properties import parse_filter
 from broker.device_management.queueing import tell_move
-from broker.device_management.requests import TaskRequest, check, packed, unpacked
+from broker.device_management.requests import TaskRequest, check_task_request, decode_task_request, encode_task_request
 from broker.device_management.rollouts import RolloutPhase, first_phase
 from broker.device_management.states import (
     ENDED,
@@ -36,9 +36,10 @@ from broker.ids import new_id
 from broker.site import IMAGE_PROTOCOLS
 from broker.trace.audit import AuditEvent, note
 from config.limits import TASKS_OPEN_MAX
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, OrganizationKey
 from storage.tasks import DeviceTaskRecord, TaskHistoryRecord, TaskRecord
+from storage.transaction import Transaction
 
 TASK_ENDED: Final = "Task has ended"
 TOO_MANY_TASKS: Final = f"At most {TASKS_OPEN_MAX} tasks of a device type at a time"
@@ -98,7 +99,7 @@ class Tasks:
         configuration = await self._configurations.of(type_)
         if request.expires_after == 0:
             request = msgspec.structs.replace(request, expires_after=configuration.task_expires_after)
-        check(
+        check_task_request(
             request,
             self._objects,
             scheduled_on=scheduled_on,
@@ -116,7 +117,7 @@ class Tasks:
             key=0,
             id=new_id(),
             device_type=type_.record.key,
-            request=packed(request),
+            request=encode_task_request(request),
             status=TaskStatus.REQUESTED if scheduled_on is None else TaskStatus.SCHEDULED,
             created_on=now_ms,
             modified_on=now_ms,
@@ -320,6 +321,6 @@ def _shown(tx: Transaction, record: TaskRecord) -> Task:
     completed = succeeded + failed + cancelled
     return Task(
         record,
-        unpacked(record.request),
+        decode_task_request(record.request),
         StatusCounts(sum(counts.values()), completed, succeeded, failed, cancelled),
     )

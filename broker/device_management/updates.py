@@ -113,7 +113,7 @@ async def advance(
         verdict = PutBack() if step in {Step.NONE, Step.CHECK, Step.OFFER} else Rest(step)
     except DeviceRefusedError as error:
         # Only the answer to the first question says that the device has no firmware object.
-        verdict = Failed(refusal(error) if step in {Step.NONE, Step.CHECK} else _refused(error))
+        verdict = Failed(task_failure(error) if step in {Step.NONE, Step.CHECK} else _refused(error))
     except UnreadableAnswerError as error:
         verdict = Failed(TaskFailure(ErrorCode.DEVICE_ERROR, error.reason))
     return verdict, run.firmware
@@ -261,7 +261,7 @@ class _Run:
             raise UnreadableAnswerError(f"The device's answer for /{name} is not a number.") from None
 
 
-def refusal(error: DeviceRefusedError) -> TaskFailure:
+def task_failure(error: DeviceRefusedError) -> TaskFailure:
     """The failure of the task that a refusal of the device means."""
     if error.code == "4.04":
         return TaskFailure(ErrorCode.PROPERTY_NOT_FOUND, "The device does not have the resource: 4.04.")

@@ -15,11 +15,12 @@ from broker.device_management.states import ENDED, OPEN, TASK_ENDED, Acceptance,
 from broker.device_management.updates import Step
 from broker.device_types.catalog import DeviceTypes
 from broker.devices.presence import Presence
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.firmware import FirmwareImageRecord
 from storage.keys import DeviceKey
 from storage.records import PresenceRecord
 from storage.tasks import DeviceTaskRecord, TaskRecord
+from storage.transaction import Transaction
 
 
 class TaskWait(msgspec.Struct, frozen=True):

@@ -22,9 +22,11 @@ from broker.device_sessions import steps
 from broker.device_sessions.session import DeviceSession, Written
 from broker.envelope import Action
 from broker.loops import Loop
-from storage.database import Database, StoreWork, Transaction
+from storage.commit_group import StoreWork
+from storage.database import Database
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.mqtt_sessions import DeliveryRecord, TopicSubscriptionRecord
+from storage.transaction import Transaction
 
 _SWEEP_SECONDS: Final = 60.0
 _TRIMMED_EVERY: Final = 64
@@ -123,7 +125,9 @@ class DeviceSessions:
         self._current[session.device] = session
         if (away := self._known.get(session.device)) is not None:
             away.outlet, away.late = None, []
-        await self._database.write(partial(steps.begin, session, is_clean, is_actions, written, self._clock.now_ms()))
+        await self._database.write(
+            partial(steps.begin_session, session, is_clean, is_actions, written, self._clock.now_ms())
+        )
 
     def _session_began(self, began: SessionBegin, _content: None) -> None:
         session, is_present = self._current.get(began.device), began.is_present
@@ -235,7 +239,7 @@ class DeviceSessions:
 
     def receive(self, session: DeviceSession, packet_id: int) -> None:
         """A message of QoS 2 was submitted in this turn: remember its packet id in the same commit."""
-        self._write(session, steps.receive, packet_id)
+        self._write(session, steps.note_packet_id, packet_id)
 
     def forget_received(self, session: DeviceSession, packet_id: int) -> None:
         self._write(session, steps.forget, packet_id)
@@ -257,7 +261,7 @@ class DeviceSessions:
             expires_on = Milliseconds(self._clock.now_ms() + session.expiry_seconds * 1000)
             self._write(session, steps.end, expires_on, session.sent_until)
         else:
-            self._write(session, steps.remove)
+            self._write(session, steps.remove_session)
 
     def _tell_end(self, device: DeviceKey) -> None:
         for handler in self._on_end:

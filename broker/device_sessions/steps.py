@@ -6,14 +6,14 @@ from typing import Final
 from broker.cluster.kinds import SESSION_BEGAN, SESSION_EXPIRED, SessionBegin
 from broker.device_sessions.session import DeviceSession, Written
 from config.limits import MQTT_WAITING_BYTES, MQTT_WAITING_MESSAGES
-from storage.database import Transaction
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.mqtt_sessions import DeliveryRecord, MqttSessionRecord, TopicSubscriptionRecord
+from storage.transaction import Transaction
 
 SWEPT_AT_ONCE: Final = 500
 
 
-def begin(
+def begin_session(
     session: DeviceSession,
     is_clean: bool,
     is_actions: Callable[[bytes], bool],
@@ -119,7 +119,7 @@ def release(device: DeviceKey, number: int, tx: Transaction) -> None:
     tx.mqtt_sessions.release(device, number)
 
 
-def receive(device: DeviceKey, packet_id: int, tx: Transaction) -> None:
+def note_packet_id(device: DeviceKey, packet_id: int, tx: Transaction) -> None:
     tx.mqtt_sessions.receive(device, packet_id)
 
 
@@ -131,7 +131,7 @@ def end(device: DeviceKey, expires_on: Milliseconds, sent_until: int, tx: Transa
     tx.mqtt_sessions.end(device, expires_on=expires_on, sent_until=sent_until)
 
 
-def remove(device: DeviceKey, tx: Transaction) -> None:
+def remove_session(device: DeviceKey, tx: Transaction) -> None:
     tx.mqtt_sessions.remove(device)
 
 

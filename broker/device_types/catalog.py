@@ -5,15 +5,16 @@ from functools import partial
 from weakref import WeakValueDictionary
 
 from broker.changes import Changes
-from broker.device_types.documents import parsed
+from broker.device_types.documents import parsed_manifest
 from broker.device_types.dropped import DroppedField
 from broker.device_types.manifest import NO_MANIFEST, Manifest
 from broker.device_types.normalize import Normalizer
 from broker.device_types.transform import Transform
 from broker.errors import DeviceTypeNotFound
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import DeviceTypeKey
 from storage.records import DeviceTypeRecord, ManifestRecord
+from storage.transaction import Transaction
 
 _Choice = Callable[[Transaction], DeviceTypeRecord | None]
 
@@ -97,7 +98,7 @@ class DeviceType:
     def version(self, number: int) -> ManifestVersion | None:
         """An approved version, or None."""
         if (known := self._parsed.get(number)) is None and (document := self._documents.get(number)) is not None:
-            known = self._parsed[number] = ManifestVersion(number, parsed(document))
+            known = self._parsed[number] = ManifestVersion(number, parsed_manifest(document))
         return known
 
 

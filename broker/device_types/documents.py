@@ -22,7 +22,7 @@ _SHORT_BYTES: Final = 4 * 1024
 
 
 @lru_cache(maxsize=16)
-def parsed(text: str) -> Manifest:
+def parsed_manifest(text: str) -> Manifest:
     """The Manifest of an uploaded document. The last ones are kept: each is read again after its upload."""
     return parse_manifest(msgspec.json.decode(text))
 
@@ -37,7 +37,7 @@ class DeviceTypeDocument(msgspec.Struct, frozen=True):
     def of(cls, document: Mapping[str, Any]) -> "DeviceTypeDocument":
         """Raises ValidationFailed with every problem of the document."""
         text = msgspec.json.encode(document)
-        return cls(text, parsed(text.decode()))
+        return cls(text, parsed_manifest(text.decode()))
 
 
 class DeviceTypeDocuments:

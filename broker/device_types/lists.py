@@ -8,10 +8,11 @@ from msgspec.structs import replace
 
 from broker.accounts.tokens import Caller, TokenKind
 from broker.errors import NotFound, PermissionDenied
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.device_types import TypeSearch, Viewer
 from storage.keys import UserKey
 from storage.records import ApplicationRecord, DeviceTypeRecord
+from storage.transaction import Transaction
 
 #: The tags that are categories.
 CATEGORIES: Final = ("automotive", "energy", "health", "home", "industrial", "media")

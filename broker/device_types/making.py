@@ -21,9 +21,10 @@ from broker.facts import DeviceTypeChanged, Router
 from broker.ids import new_device_type_id
 from broker.trace.audit import AuditEvent, note
 from config.limits import MANIFEST_VERSIONS_MAX, ORGANIZATION_TYPES_MAX
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import DeviceTypeKey
 from storage.records import NEW_KEY, DeviceTypeRecord, ManifestRecord, OrganizationRecord
+from storage.transaction import Transaction
 
 TAKEN: Final = "A device type has this unique name"
 TOO_MANY: Final = f"The organization has {ORGANIZATION_TYPES_MAX} device types"

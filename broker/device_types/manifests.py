@@ -27,10 +27,11 @@ from broker.device_types.overview import (
 from broker.errors import DeviceTypeNotFound, NotFound
 from broker.facts import DeviceTypeChanged, Router
 from broker.trace.audit import AuditEvent, note
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.device_types import TypeSearch
 from storage.keys import DeviceKey, DeviceTypeKey
 from storage.records import DeviceTypeRecord, ManifestRecord
+from storage.transaction import Transaction
 
 _TYPES_MAX: Final = 100_000
 

@@ -12,9 +12,10 @@ from broker.facts import DeviceChanged, TokenRevoked
 from broker.ids import new_id
 from broker.secrets import Vault, token_hash
 from broker.trace.audit import AuditEvent, note
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import ApplicationKey, DeviceKey
 from storage.records import DeviceRecord, DeviceTokenRecord
+from storage.transaction import Transaction
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,9 +39,10 @@ from broker.loops import Loop, Wakeup
 from broker.names import plain_name_problem
 from broker.trace.audit import AuditEvent, note
 from config.limits import NAME_MAX_CHARACTERS
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import DeviceKey, Milliseconds, UserKey
 from storage.records import NEW_KEY, DeviceRecord, DeviceTypeRecord, UserRecord
+from storage.transaction import Transaction
 
 _DELETED_AT_ONCE: Final = 100
 VENDOR_ID_TAKEN: Final = "Vendor device id already registered for this device type"

@@ -37,10 +37,11 @@ from broker.secrets import token_hash
 from broker.trace.audit import AuditEvent, note
 from broker.trace.origin import current_origin
 from config.limits import IMPORT_DEVICES_MAX, LABEL_MISSES, LABEL_WINDOW_SECONDS, VENDOR_ID_MAX_CHARACTERS
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import Milliseconds, UserKey
 from storage.labels import LabelRecord
 from storage.records import DeviceRecord, UserRecord
+from storage.transaction import Transaction
 
 COLUMNS: Final = ("name", "type", "id", "vdid", "token")
 _REQUIRED: Final = ("name", "type")

@@ -27,9 +27,10 @@ from broker.facts import (
     Router,
 )
 from broker.loops import Loop
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import DeviceKey, Milliseconds
 from storage.records import PresenceRecord
+from storage.transaction import Transaction
 
 _FLUSH_SECONDS = 1.0
 #: Each message changes it. After a crash, this much of it may be missing (reference 6.4).

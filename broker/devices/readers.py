@@ -16,9 +16,10 @@ from broker.devices.registry import Device
 from broker.loops import Loop, Wakeup
 from config.limits import DATA_READERS_SHOWN
 from storage.data_readers import ITSELF, NO_APPLICATION, ReaderRecord
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import ApplicationKey, UserKey
 from storage.sql import StoreError
+from storage.transaction import Transaction
 
 _FLUSH_SECONDS: Final = 60.0
 _HELD_MOST: Final = 10_000  # then they are written at once

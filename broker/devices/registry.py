@@ -16,9 +16,10 @@ from broker.device_types.catalog import DeviceType, DeviceTypes, ManifestVersion
 from broker.errors import DeviceNotFound, PermissionDenied, SourceDeviceDisabled, Unauthorized
 from broker.facts import DeviceChanged, Router
 from broker.secrets import Vault
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import DeviceKey, DeviceTypeKey, OrganizationKey, UserKey
 from storage.records import DeviceRecord
+from storage.transaction import Transaction
 
 _RECENT = 10_000
 _READ_AT_ONCE = 100

@@ -31,10 +31,11 @@ from broker.secrets import token_hash
 from broker.trace.audit import AuditEvent, note
 from config.limits import DEVICE_SHARES_MAX, EMAIL_MAX_CHARACTERS
 from config.mail import mail_address
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import DeviceKey, DeviceTypeKey, UserKey
 from storage.records import ShareRecord, UserRecord
 from storage.shares import OfferRow
+from storage.transaction import Transaction
 
 THE_OWNER: Final = "Device cannot be shared with its owner"
 ALREADY_SHARED: Final = "Device already shared with this address"
@@ -120,7 +121,7 @@ class Shares:
 
     async def types_offered_to(self, user: UserRecord) -> set[DeviceTypeKey]:
         """The types of the devices that were offered to the user."""
-        return await self._database.read(lambda tx: tx.shares.types_offered_to(user.key, address_of(user)))
+        return await self._database.read(lambda tx: tx.shares.types_offered_to(user.key, verified_address(user)))
 
     async def offered_to(
         self,
@@ -134,7 +135,7 @@ class Shares:
         """A page of the shares of devices of these types that were offered to the user, and their total number."""
         return await self._database.read(
             lambda tx: tx.shares.offered_to(
-                user.key, address_of(user), statuses=statuses, types=types, offset=offset, limit=count
+                user.key, verified_address(user), statuses=statuses, types=types, offset=offset, limit=count
             )
         )
 
@@ -253,7 +254,7 @@ async def invited(
     return owner, invitee, address
 
 
-def address_of(user: UserRecord) -> str:
+def verified_address(user: UserRecord) -> str:
     """A user with an unverified address does not see what was offered to that address."""
     return user.email if user.email_verified_on is not None else ""
 

@@ -12,16 +12,17 @@ from broker.cluster.alarm_news import tell_of_alarm
 from broker.cluster.kinds import ALARM_ENDED, DEVICE, WANTED, AlarmEnded, publish
 from broker.devices.inventory import device_fact
 from broker.devices.registry import Device
-from broker.devices.shares import address_of, invited
+from broker.devices.shares import invited, verified_address
 from broker.errors import Conflict, DeviceNotFound, NotFound, PermissionDenied, UserNotFound
 from broker.facts import DeviceHandedOver, DeviceTakenOver, SharesChanged, TokenRevoked
 from broker.ids import new_id
 from broker.mail import DeviceTransferAnswered, DeviceTransferOffer, Mails
 from broker.trace.audit import AuditEvent, note
 from config.limits import TRANSFER_DAYS, TRANSFERS_OF_ONE_USER, TRANSFERS_SHOWN
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import Milliseconds, UserKey
 from storage.records import DeviceRecord, UserRecord
+from storage.transaction import Transaction
 from storage.transfers import OfferedDevice, TransferRecord
 
 STILL_LINKED: Final = "Device is linked with its third party: remove its provider authorization first"
@@ -86,7 +87,7 @@ class DeviceTransfers:
     async def offered_to(self, user: UserRecord) -> list[OfferedDevice]:
         """The open offers for a user, at most `TRANSFERS_SHOWN`: many of one owner hide none of another. One that was
         made to an address is for the account that has proved it."""
-        now_ms, address = self._clock.now_ms(), address_of(user)
+        now_ms, address = self._clock.now_ms(), verified_address(user)
         return await self._database.read(
             lambda tx: tx.transfers.offered_to(user.key, address, now_ms=now_ms, limit=TRANSFERS_SHOWN)
         )

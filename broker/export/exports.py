@@ -46,13 +46,14 @@ from config.limits import (
     EXPORTS_WAITING_OF_USER,
 )
 from storage.ballast import making_room
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.export import ExportsOf
 from storage.fair_places import FairPlaces
 from storage.keys import DeviceKey, Milliseconds, Position, UserKey
 from storage.outages import Outage
 from storage.records import ApplicationRecord, ExportRecord
 from storage.sql import StoreError
+from storage.transaction import Transaction
 
 #: Where earlier versions had archives, and how the names of archives in the store begin.
 FOLDER: Final = "exports"

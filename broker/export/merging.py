@@ -15,11 +15,11 @@ from collections.abc import Callable, Collection, Sequence
 from msgspec.structs import replace
 
 from config.limits import EXPORT_ENTRY_MESSAGES
-from storage.database import Transaction
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.message_searches import Range, SortKey, sort_key
 from storage.records import MessageRow
 from storage.sql import StoreDamagedError
+from storage.transaction import Transaction
 
 _HELD_ROWS = 20_000  # of all devices together
 _LEAST_ROWS = 20  # of one device at a time

@@ -65,7 +65,7 @@ def schema_of(columns: list[ParquetColumn]) -> pa.Schema:
     return pa.schema(fields)
 
 
-def run(requests: IO[bytes], answers: IO[bytes]) -> None:
+def write_parquet(requests: IO[bytes], answers: IO[bytes]) -> None:
     """Answer requests until the file has ended."""
     schema = schema_of(msgspec.json.decode(read_frame(requests), type=list[ParquetColumn]))
     grown = _Grown()
@@ -99,7 +99,7 @@ def main() -> NoReturn:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
-    run(sys.stdin.buffer, sys.stdout.buffer)
+    write_parquet(sys.stdin.buffer, sys.stdout.buffer)
     sys.stdout.flush()
     os._exit(0)  # threads of the library may hold up a usual end
 

@@ -17,11 +17,11 @@ from broker.export.requests import ExportPlan, ExportRequest
 from broker.export.tables import DEVICE, MORE, RECEIVED, SDID, TIME, Column, Table, table_columns, utc
 from broker.export.writer import planned_rows
 from broker.export.zipped import Zip, ZipEntry
-from storage.database import Transaction
 from storage.files import CHUNK_BYTES, FileKey
 from storage.keys import DeviceKey
 from storage.message_searches import SortKey
 from storage.records import ExportRecord, MessageRow
+from storage.transaction import Transaction
 
 #: The file that describes the others.
 ABOUT: Final = "about.json"

@@ -13,11 +13,11 @@ from broker.export.formats import FieldColumns, csv_entry, device_labels, file_t
 from broker.export.merging import MergedRows, take_existing
 from broker.export.requests import ExportPlan, ExportRequest
 from broker.messages.mids import Mids
-from storage.database import Transaction
 from storage.files import CHUNK_BYTES, FileKey
 from storage.keys import DeviceKey, Position
 from storage.message_searches import SortKey
 from storage.records import ExportRecord, MessageRow
+from storage.transaction import Transaction
 
 _encode = msgspec.json.Encoder().encode
 

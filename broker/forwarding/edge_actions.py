@@ -15,11 +15,12 @@ from broker.forwarding.edges import Edges
 from broker.forwarding.wire import ActionsAnswer, ActionsAsked, SentAction
 from broker.messages.mids import Mids
 from config.limits import FORWARD_ACTIONS
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.forwarding import EdgeRecord
 from storage.keys import BY_CLOUD, DeviceKey, Position, UserKey
 from storage.records import ActionRow
 from storage.sql import StoreError
+from storage.transaction import Transaction
 
 _ROWS: Final = 1_000  # that one reading looks at
 _READINGS: Final = 5  # of one request

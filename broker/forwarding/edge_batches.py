@@ -34,11 +34,12 @@ from broker.limits.refusals import PlanLimitsNotSet
 from broker.messages.ingest import Ingest, Normalized
 from broker.nesting import check_nesting
 from config.limits import EDGE_RANGES_MAX, FORWARD_PATH_MAX, MAX_DATA_BYTES
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.facts import StoreOvertakenError
 from storage.forwarding import EdgeRecord, Ranges, merged
 from storage.keys import Position, Ticket
 from storage.sql import StoreError
+from storage.transaction import Transaction
 
 #: A message whose time is later than this is not waited for: it is kept among the failed ones.
 _CLOCK_WAIT_MS: Final = 600_000

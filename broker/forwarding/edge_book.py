@@ -17,10 +17,11 @@ from broker.messages.mids import Mids
 from broker.secrets import token_hash
 from broker.trace.audit import AuditEvent, note
 from config.limits import EDGE_DEVICES_MAX, EDGES_MAX
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.forwarding import EdgeOrigin, EdgeRecord
 from storage.keys import Milliseconds
 from storage.records import NEW_KEY, UserRecord
+from storage.transaction import Transaction
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 

@@ -14,9 +14,10 @@ from broker.forwarding.edge_refusals import ForwardLoop, NotNowError
 from broker.forwarding.wire import Batch, SentDevice
 from broker.names import plain_name_problem
 from config.limits import NAME_MAX_CHARACTERS
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.forwarding import EdgeDeviceRecord, EdgeRecord
 from storage.records import DeviceRecord
+from storage.transaction import Transaction
 
 _log = structlog.get_logger(__name__)
 

@@ -20,8 +20,9 @@ from broker.messages.follower import LogFollower
 from broker.messages.ingest import Ingest
 from broker.trace.audit import AuditEvent, note
 from config.settings import Forward, Settings
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import Milliseconds, Position
+from storage.transaction import Transaction
 
 _IDLE_SECONDS: Final = 30.0
 ELSEWHERE: Final = "elsewhere"

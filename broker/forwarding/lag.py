@@ -5,9 +5,9 @@ from typing import Final
 import msgspec
 
 from broker.forwarding.progress import oldest_left, rows_left
-from storage.database import Transaction
 from storage.forwarding import ForwardRecord
 from storage.keys import Position
+from storage.transaction import Transaction
 
 _DAY_MS: Final = 86_400_000
 

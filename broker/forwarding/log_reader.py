@@ -12,10 +12,11 @@ from broker.forwarding.report import ForwardReport
 from broker.forwarding.selection import Selection
 from config.limits import FORWARD_BATCH_BYTES, FORWARD_BATCH_MESSAGES, FORWARD_PATH_MAX
 from config.settings import Forward
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.forwarding import ForwardRecord
 from storage.keys import DeviceKey, Position
 from storage.records import MessageRow
+from storage.transaction import Transaction
 
 
 class Block(msgspec.Struct, frozen=True):

@@ -6,10 +6,11 @@ from msgspec.structs import replace
 
 from broker.clock import Clock
 from config.settings import Forward
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.forwarding import ForwardRecord
 from storage.keys import Milliseconds, Position
 from storage.leases import Holder
+from storage.transaction import Transaction
 
 
 @dataclass(eq=False)

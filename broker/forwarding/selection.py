@@ -8,8 +8,8 @@ import msgspec
 from broker.accounts.users import user_named
 from broker.devices.registry import Device
 from config.settings import Forward
-from storage.database import Transaction
 from storage.keys import UserKey
+from storage.transaction import Transaction
 
 _ALL: Final = "*"
 _OF_TOPIC: Final = str.maketrans({"+": "_", "#": "_", "/": "_", "\0": "_"})

@@ -12,7 +12,8 @@ from broker.forwarding.port import UpstreamError
 from broker.forwarding.report import ForwardReport
 from broker.forwarding.wire import ForwardAsked, SentType, TypesAnswer
 from config.limits import FORWARD_BODY_BYTES
-from storage.database import Database, Transaction
+from storage.database import Database
+from storage.transaction import Transaction
 
 #: After so long a type whose Manifest is too large is tried again: somebody may have made it at the upstream.
 _LEFT_OUT_SECONDS: Final = 600.0

@@ -19,10 +19,11 @@ from broker.messages.ingest import Ingest
 from broker.nesting import check_nesting
 from config.limits import FORWARD_POLL_SECONDS
 from config.settings import Forward
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.facts import StoreOvertakenError
 from storage.leases import Holder
 from storage.sql import StoreError
+from storage.transaction import Transaction
 
 _DEVICE: Final = "{did}"
 _decode = msgspec.json.Decoder(dict[str, Any]).decode

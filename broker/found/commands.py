@@ -18,9 +18,10 @@ from broker.device_sessions.sessions import DeviceSessions
 from broker.loops import Wakeup
 from broker.topics.space import TopicMessage, TopicSpace
 from config.limits import FOUND_COMMAND_SECONDS, FOUND_COMMANDS_WAITING
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import BY_CLOUD, DeviceKey, Position, UserKey
 from storage.records import ActionRow
+from storage.transaction import Transaction
 
 _SAVED: Final = "found commands"
 #: An older Action is not published after a restart.

@@ -65,11 +65,12 @@ from config.limits import (
     MAX_DATA_BYTES,
 )
 from config.settings import Discover, Settings
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.found import FoundRecord
 from storage.keys import DeviceKey, Milliseconds, UserKey
 from storage.records import OrganizationRecord
 from storage.sql import StoreError
+from storage.transaction import Transaction
 
 FOUND, ACCEPTED, IGNORED = "FOUND", "ACCEPTED", "IGNORED"
 NO_ORGANIZATION: Final = "A device type belongs to an organization: be an administrator or developer of one"

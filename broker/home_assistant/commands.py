@@ -71,7 +71,7 @@ def _number(text: str) -> float:
     return value
 
 
-def text(name: str, parameter: str, payload: bytes) -> Call:
+def text_call(name: str, parameter: str, payload: bytes) -> Call:
     """The Action with a text as its one parameter."""
     if len(payload) > MAX_DATA_BYTES:
         raise ValidationFailed.of(_PAYLOAD, too_long(MAX_DATA_BYTES))

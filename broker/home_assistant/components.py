@@ -180,7 +180,7 @@ class _Maker:
         state = () if path is None else ("state_topic",)
         kind = parameter.value_class
         if kind is ValueClass.STRING:
-            command = partial(commands.text, action.name, parameter.name)
+            command = partial(commands.text_call, action.name, parameter.name)
             return _component("text", action.name, options, state=state, command=command)
         if kind is ValueClass.BOOLEAN:
             calls = {word: Call(action.name, {parameter.name: word == ON}) for word in (ON, OFF)}

@@ -36,7 +36,7 @@ from broker.home_assistant.topics import IDENTITY, asked, config_topic, own_topi
 from broker.limits.overhead import Pace
 from broker.loops import Loop, Wakeup
 from broker.messages.decoding import decoded
-from broker.messages.folds import Fields, merge_message
+from broker.messages.folds import Fields, merge_fields
 from broker.messages.ingest import Ingest
 from broker.messages.snapshots import Snapshots
 from broker.topics.space import TopicMessage, TopicSpace
@@ -44,9 +44,10 @@ from broker.trace.refusals import Refusals
 from config.build import VERSION
 from config.limits import HOME_COMPONENTS_MAX, HOME_DEVICES_MAX, HOME_TEXT_CHARACTERS, HOME_WAITING_ROWS
 from config.settings import HomeAssistant, Settings
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import DeviceKey, UserKey
 from storage.records import MessageRow, PresenceRecord
+from storage.transaction import Transaction
 
 #: The service as the source of a message: no device has this key.
 _SERVICE: Final = DeviceKey(-1)
@@ -377,7 +378,7 @@ class HomeAnnouncer:
                 continue
             try:
                 ((_, data),) = decoded([row])
-                merge_message(shown.fields, data, row)
+                merge_fields(shown.fields, data, row)
                 self._publish_state(shown, again=False)
             except (DomainError, msgspec.DecodeError, ValueError) as error:  # damaged in the log, or no room
                 self._note(shown, str(error))

@@ -6,6 +6,7 @@ devices. A device publishes to set topics only, of devices that its owner has.
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from broker.devices.registry import Device
@@ -38,6 +39,7 @@ def asked(topic: bytes) -> tuple[str, str] | None:
     return None if found is None else (found[1].decode(errors="replace"), found[2].decode(errors="replace"))
 
 
+@dataclass(eq=False)
 class ReservedTopics:
     """See `broker/topics/access.py: Reserved`.
 
@@ -47,15 +49,9 @@ class ReservedTopics:
         shows: whether a device, by its id, is announced to a user.
     """
 
-    def __init__(
-        self,
-        prefixes: Callable[[], frozenset[str]],
-        has_home: Callable[[UserKey], bool],
-        shows: Callable[[str, UserKey], bool],
-    ) -> None:
-        self._prefixes = prefixes
-        self._has_home = has_home
-        self._shows = shows
+    _prefixes: Callable[[], frozenset[str]]
+    _has_home: Callable[[UserKey], bool]
+    _shows: Callable[[str, UserKey], bool]
 
     def may_publish(self, device: Device, topic: bytes) -> bool | None:
         if topic.startswith(ROOT):

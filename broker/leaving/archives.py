@@ -29,11 +29,12 @@ from broker.loops import Loop, Wakeup
 from broker.messages.mids import Mids
 from config.limits import ARCHIVE_KEPT_HOURS, ARCHIVE_MAX_BYTES, ARCHIVE_PART_ROWS, ARCHIVE_PAUSE_SECONDS
 from storage.archives import PARTS, ArchiveRecord
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import ApplicationKey, DeviceKey, Milliseconds, UserKey
 from storage.message_searches import Range
 from storage.records import ExportRecord, UserRecord
 from storage.sql import StoreError
+from storage.transaction import Transaction
 
 #: Where earlier versions had archives, and how the names of archives in the store begin.
 _FOLDER: Final = "archives"

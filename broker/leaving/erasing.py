@@ -23,10 +23,10 @@ from broker.mail import Mails, MailServerUnavailable
 from broker.messages.projections import Projector
 from broker.trials.roles import TrialRole
 from config.mail import caseless, folded_address
-from storage.database import Transaction
 from storage.keys import DeviceKey
 from storage.leaving import LeavingRecord
 from storage.records import UserRecord
+from storage.transaction import Transaction
 
 _AT_ONCE: Final = 100
 _STEP_ROWS: Final = 1_000

@@ -16,8 +16,9 @@ from broker.clock import Clock
 from broker.limits.periods import PeriodUsage, utc_day
 from broker.limits.window import WINDOW_MS
 from broker.loops import Loop
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.records import CallsRecord, TallyRecord
+from storage.transaction import Transaction
 
 _FLUSH_SECONDS: Final = 1.0
 

@@ -9,8 +9,9 @@ from broker.limits.allowance import UNLIMITED
 from broker.limits.ledger import Ledger
 from broker.limits.meters import Channel, Meters
 from broker.limits.quotas import Quotas
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.records import TallyRecord
+from storage.transaction import Transaction
 
 _CHANNELS: Final = frozenset(channel.value for channel in Channel)
 

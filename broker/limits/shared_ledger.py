@@ -11,8 +11,9 @@ from broker.clock import Clock
 from broker.limits.ledger import Ledger, LedgerBatch
 from broker.limits.periods import PeriodUsage
 from broker.limits.window import WINDOW_MS
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.records import CallsRecord, TallyRecord
+from storage.transaction import Transaction
 
 #: The counters of this name are read again whether this node has changed them or not.
 _ORGANIZATIONS = "quota organization "

@@ -10,10 +10,11 @@ from broker.clock import Clock
 from broker.limits.periods import utc_day, utc_month
 from broker.limits.quotas import Quotas
 from broker.loops import Loop
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import OrganizationKey
 from storage.leases import Holder
 from storage.sql import StaleLeaseError
+from storage.transaction import Transaction
 
 KEPT_DAYS: Final = 400
 SHOWN_DAYS: Final = 31

@@ -31,12 +31,13 @@ from broker.mail.transport import MailDeferred, MailRejected, MailServerUnavaila
 from broker.secrets import Vault
 from config.mail import Sender
 from config.settings import Settings
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import Milliseconds
 from storage.leases import Holder
 from storage.outages import Outage
 from storage.records import MailRecord
 from storage.sql import StoreError
+from storage.transaction import Transaction
 
 #: The delays after attempts that the server deferred; the last delay repeats.
 RETRY_SECONDS: Final = (60, 300, 900, 1800, 3600, 7200, 14400)

@@ -38,9 +38,9 @@ from broker.messages.intervals import (
 )
 from broker.messages.projections import Projector
 from broker.messages.rollups import EVERY_MESSAGE, Buckets, Cells, aggregate_of, collect
-from storage.database import Transaction
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.message_searches import FieldMatch, Range
+from storage.transaction import Transaction
 
 SETTLED_MS = MINUTE_MS
 _NUMERIC = {ValueClass.INTEGER, ValueClass.LONG, ValueClass.FLOAT, ValueClass.DOUBLE}
@@ -262,7 +262,7 @@ def _collected(rows: Decoded, field: str) -> Iterator[_Bucket]:
 class _Presence:
     """The intervals with a message of any device. An interval that is known to have one is not searched again.
 
-    So many devices cost little more than the busiest of them; silent devices cost one search of each span.
+    Many devices cost little more than the busiest of them; silent devices cost one search of each span.
     """
 
     def __init__(

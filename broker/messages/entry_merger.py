@@ -11,11 +11,12 @@ from typing import Final
 import trio
 
 from broker.loops import Loop
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import DeviceKey, Position
 from storage.leases import Holder
 from storage.log_index import Merged, Table
 from storage.sql import StoreDamagedError
+from storage.transaction import Transaction
 
 MERGE_SECONDS: Final = 3_600.0
 _DEVICES_AT_ONCE: Final = 50

@@ -17,12 +17,13 @@ from broker.loops import Loop, Wakeup
 from broker.messages.batches import Turn
 from broker.messages.ingest import Ingest, Normalized
 from config.limits import FAILED_DAYS
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.failed_readings import FailedReadingRecord
 from storage.keys import DeviceKey, DeviceTypeKey, Position
 from storage.leases import Holder
 from storage.records import FailedMessageRow
 from storage.sql import StoreError
+from storage.transaction import Transaction
 
 _DAY_MS: Final = 86_400_000
 #: Failed messages of a step, which is one commit: some ms of the loop, in turns.
@@ -102,7 +103,7 @@ class FailedAgain:
         found, turn = [], Turn()
         for row in rows:
             device = await self._device(row.device)
-            ahead = None if device is None else self._ingest.normalized(device, payload_of(row.payload))
+            ahead = None if device is None else self._ingest.normalized(device, failed_payload(row.payload))
             if device is not None and ahead is not None and ahead.data is not None:
                 found.append((row, device, ahead))
             await turn.pause()
@@ -126,7 +127,7 @@ class FailedAgain:
         return FailedAgainStatistics(self._looked, self._fit)
 
 
-def payload_of(kept: str) -> bytes:
+def failed_payload(kept: str) -> bytes:
     """The bytes of a failed message; no text, they are kept as `hex:` and their digits."""
     if kept.startswith(_HEX):
         try:

@@ -33,9 +33,9 @@ from broker.messages.rollups import (
     values_in,
 )
 from config.limits import CLOCK_AHEAD_MS
-from storage.database import Transaction
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.records import MessageRow, SnapshotRow
+from storage.transaction import Transaction
 
 Fields = dict[str, tuple[Milliseconds, Position, Any]]  # dotted path to (ts, position, value)
 _Newest = tuple[MessageRow, FieldShape | Mapping[str, Any]]  # a message with its fields, or the shape that it has
@@ -207,7 +207,7 @@ class Folds:
     def _merge_newest(self) -> None:
         if self._newest is not None:
             row, fields = self._newest
-            merge_message(self._fields, decode(row.data) if isinstance(fields, FieldShape) else fields, row)
+            merge_fields(self._fields, decode(row.data) if isinstance(fields, FieldShape) else fields, row)
             self._newest = None
 
     # Buckets
@@ -315,7 +315,7 @@ def _are_same(one: FieldShape | Mapping[str, Any], other: FieldShape | Mapping[s
     return one.keys() == other.keys()
 
 
-def merge_message(fields: Fields, data: Mapping[str, Any], row: MessageRow) -> None:
+def merge_fields(fields: Fields, data: Mapping[str, Any], row: MessageRow) -> None:
     """Update fields with a message that came after those before, or again.
 
     The value with the highest ts counts, of equal ts the last received: a late message never replaces a newer value.

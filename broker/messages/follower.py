@@ -19,13 +19,14 @@ import msgspec
 import trio
 
 from broker.devices.registry import Device, Devices
-from broker.envelope import Action
 from broker.errors import DeviceNotFound
 from broker.facts import ActionStored, MessagesStored, Router
+from broker.messages.history import action_of
 from broker.messages.mids import Mids
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import BY_CLOUD, DeviceKey, Position
 from storage.records import ActionRow, MessageRow
+from storage.transaction import Transaction
 
 T = TypeVar("T")
 _R = TypeVar("_R", MessageRow, ActionRow)
@@ -253,19 +254,7 @@ class LogFollower:
         if (destination := devices.get(row.device)) is None:  # deleted since
             return None
         source = devices.get(row.source, destination)  # as for one that is read later (broker/messages/history.py)
-        action = Action(
-            position=row.position,
-            mid=self._mids.mid(row.position),
-            sdid=source.id,
-            ddid=destination.id,
-            ddtid=destination.type.id,
-            uid=destination.owner_id,
-            boid=destination.type.record.organization_id,
-            ts=row.ts,
-            cts=row.cts,
-            mv=row.mv,
-            data=row.data,
-        )
+        action = action_of(row, source.id, destination, self._mids)
         is_sent = row.source != BY_CLOUD
         sender = row.source if is_sent else row.device
         return ActionStored(action=action, source=sender, destination=row.device, is_sent=is_sent, is_own=False)

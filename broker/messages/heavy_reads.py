@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from broker.trace.origin import on_whose_account
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.fair_places import FairPlaces
+from storage.transaction import Transaction
 
 T = TypeVar("T")
 _AT_ONCE: Final = 2

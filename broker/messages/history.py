@@ -18,10 +18,11 @@ from broker.errors import DeviceNotFound, ValidationFailed, invalid
 from broker.messages.heavy_reads import HeavyReads
 from broker.messages.mids import Mids
 from config.limits import CURSOR_MAX_CHARACTERS, SEARCH_ROWS
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.message_searches import EVERYTHING, FieldMatch, MessageSearches, Part, Range, SortKey, sort_key
 from storage.records import ActionRow, FailedMessageRow, MessageRow
+from storage.transaction import Transaction
 
 SortOrder = Literal["asc", "desc"]
 _Row = TypeVar("_Row", MessageRow, ActionRow)
@@ -183,19 +184,24 @@ class MessageHistory:
     async def action_view(self, row: ActionRow, destination: Device) -> Action:
         # When the source was removed for good, the Action is shown as one without a source device.
         source_id = None if row.source == row.device else await self._devices.id_of(row.source)
-        return Action(
-            position=row.position,
-            mid=self._mids.mid(row.position),
-            sdid=source_id or destination.id,
-            ddid=destination.id,
-            ddtid=destination.type.id,
-            uid=destination.owner_id,
-            boid=destination.type.record.organization_id,
-            ts=row.ts,
-            cts=row.cts,
-            mv=row.mv,
-            data=row.data,
-        )
+        return action_of(row, source_id or destination.id, destination, self._mids)
+
+
+def action_of(row: ActionRow, source_id: str, destination: Device, mids: Mids) -> Action:
+    """The Action of a row."""
+    return Action(
+        position=row.position,
+        mid=mids.mid(row.position),
+        sdid=source_id,
+        ddid=destination.id,
+        ddtid=destination.type.id,
+        uid=destination.owner_id,
+        boid=destination.type.record.organization_id,
+        ts=row.ts,
+        cts=row.cts,
+        mv=row.mv,
+        data=row.data,
+    )
 
 
 class _Find(Protocol[_Row]):

@@ -44,7 +44,7 @@ from broker.messages.refused import RefusedMessages
 from broker.nesting import check_nesting
 from broker.trace.origin import current_origin
 from config.limits import CLOCK_STEP_MS, MAX_ACTIONS_PER_MESSAGE, MAX_DATA_BYTES
-from storage.database import CommitGroup
+from storage.commit_group import CommitGroup
 from storage.journal import Journal
 from storage.keys import BY_CLOUD, DeviceKey, Milliseconds, Position, Ticket
 from storage.sql import StoreError

@@ -41,13 +41,15 @@ from broker.routing.feeds import FeedEncoding, Feeds, Subscriber
 from broker.routing.named_devices import NamedDevices
 from broker.routing.room import RoutingRoom
 from config.limits import LOG_FEEDS_OF_ONE_USER
-from storage.database import CommitGroup, Database, Transaction
+from storage.commit_group import CommitGroup
+from storage.database import Database
 from storage.fair_places import FairPlaces
 from storage.keys import BY_CLOUD, DeviceKey, DeviceTypeKey, Milliseconds, Position, UserKey
 from storage.message_searches import Range
 from storage.outages import Outage
 from storage.records import ActionRow, MessageRow
 from storage.sql import StoreDamagedError, StoreError
+from storage.transaction import Transaction
 
 #: Most rows of each table in a page. With the index these are rows of the feed's devices; else rows of any device.
 _PAGE: Final = 500

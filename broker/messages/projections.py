@@ -24,11 +24,12 @@ from broker.loops import Loop, Wakeup
 from broker.messages.folds import Fields, Folds, FoldTally, Unsaved, write_folds
 from broker.messages.log_indexer import LogIndexer, RowsByDevice
 from broker.messages.rollups import RollupWriter
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import DeviceKey, Position
 from storage.leases import Holder
 from storage.records import MessageRow, SnapshotRow
 from storage.sql import StaleLeaseError, StoreDamagedError, StoreError
+from storage.transaction import Transaction
 
 #: A device is written once its oldest unwritten row is this old, so that each bucket of a minute is written once.
 WRITE_SECONDS: Final = 60.0

@@ -28,12 +28,13 @@ from broker.messages.rollups import (
     summarised,
     summary_of,
 )
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.leases import Holder
 from storage.message_searches import Range, SortKey
 from storage.records import MessageRow, SnapshotRow
 from storage.sql import StoreError
+from storage.transaction import Transaction
 
 _ROWS: Final = 500  # read at a time
 _ROWS_AT_ONCE: Final = 50  # counted until it is enough for a step

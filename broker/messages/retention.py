@@ -21,12 +21,13 @@ from broker.loops import Loop, Wakeup
 from broker.messages.intervals import DAY_MS, Interval
 from broker.messages.rollup_days import RollupDays
 from config.limits import FAILED_DAYS
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import DeviceKey, DeviceTypeKey, Position
 from storage.leases import Holder
 from storage.retention import LogTable
 from storage.sizes import AUDIT, DAYS, DELIVERIES, FAILED, FILES, HOURS, INDEX, MESSAGES, MINUTES, OTHER, measure
 from storage.sql import StoreBusyError, StoreDamagedError
+from storage.transaction import Transaction
 
 RETENTION_SWEEP_SECONDS = 600.0
 LONGEST_DAYS = 36_500

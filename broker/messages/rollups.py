@@ -11,10 +11,10 @@ import msgspec
 from broker.messages.aggregates import Aggregate, Number, merge_all
 from broker.messages.decoding import Decoded
 from broker.messages.intervals import DAY_MS, HOUR_MS, MINUTE_MS, Interval
-from storage.database import Transaction
 from storage.keys import DeviceKey
 from storage.records import RollupRow
 from storage.rollups import RollupKey
+from storage.transaction import Transaction
 
 #: Each level with the width of its buckets in ms.
 LEVELS: Final = ((Interval.MINUTE, MINUTE_MS), (Interval.HOUR, HOUR_MS), (Interval.DAY, DAY_MS))

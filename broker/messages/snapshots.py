@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from broker.messages.decoding import Decoded, decoded
-from broker.messages.folds import Fields, merge_message, open_buckets, saved_fields, saved_fields_of
+from broker.messages.folds import Fields, merge_fields, open_buckets, saved_fields, saved_fields_of
 from broker.messages.intervals import Interval
 from broker.messages.projections import Projector, saved_position
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import DeviceKey, Milliseconds, Position
+from storage.transaction import Transaction
 
 
 class Snapshots:
@@ -62,5 +63,5 @@ def _current(
     upto = {device: known.get(device) or (position, saved.get(device, {})) for device in devices}
     rows = tx.message_searches.after_of(upto, position)
     for row, data in decoded([row for row in rows if row.position > upto[row.device][0]]):
-        merge_message(upto[row.device][1], data, row)
+        merge_fields(upto[row.device][1], data, row)
     return {device: fields for device, (_, fields) in upto.items()}

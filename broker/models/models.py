@@ -38,15 +38,16 @@ from broker.models.definition import (
     read_definition,
 )
 from broker.models.learner import Learner, LearningNotInstalled
-from broker.models.series import as_number
+from broker.models.series import learnable_number
 from broker.models.shelf import ModelAnswer, Shelf, Value, ready_model
 from broker.models.training import IS_TRAINING, Training
 from broker.trace.audit import AuditEvent, note
 from config.limits import MODEL_SENSITIVITY, MODELS_OF_RULES, MODELS_OF_USER
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import ApplicationKey, DeviceKey, Milliseconds, RuleKey, UserKey
 from storage.models import ModelRecord
 from storage.records import ApplicationRecord, UserRecord
+from storage.transaction import Transaction
 
 TOO_MANY_MODELS: Final = f"A user has at most {MODELS_OF_USER} models"
 TOO_MANY_OF_RULES: Final = f"The rules of a user have at most {MODELS_OF_RULES} models"
@@ -260,7 +261,7 @@ class Models:
         ready = self._shelf.get(model_id)
         if ready is None:
             return None
-        numbers = {name: number for name, value in values.items() if (number := as_number(value)) is not None}
+        numbers = {name: number for name, value in values.items() if (number := learnable_number(value)) is not None}
         answer = ready.answer(numbers, self._clock.now_ms() if at_ms is None else at_ms)
         return None if answer is None else answer.value
 
@@ -353,7 +354,7 @@ def _values(model: Model, inputs: object) -> dict[str, float]:
                     (REQUIRED if name is None else invalid(choice(sorted(known - set(values)))),),
                 )
             )
-        elif (number := as_number(value)) is None:
+        elif (number := learnable_number(value)) is None:
             findings.append(
                 Finding(
                     f"inputs.{index}.value",

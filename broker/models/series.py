@@ -10,9 +10,10 @@ import msgspec
 from broker.devices.registry import Device
 from broker.models.definition import Definition
 from config.limits import MODEL_HISTORY_DAYS, MODEL_VALUES_MAX
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import DeviceKey, Milliseconds
 from storage.message_searches import Range, SortKey, sort_key
+from storage.transaction import Transaction
 
 _DAY_MS: Final = 86_400_000
 _ROWS_AT_ONCE: Final = 2_000  # other readers have their turn between
@@ -71,7 +72,7 @@ def _read(
         data = _decode(row.data)
         for name, path in fields.items():
             given = value_at(data, path)
-            if (value := as_number(given)) is not None:
+            if (value := learnable_number(given)) is not None:
                 found[name].append((row.ts, value))
             elif isinstance(given, int | float):
                 beyond[name] += 1
@@ -87,7 +88,7 @@ def value_at(data: Any, path: Sequence[str]) -> Any:
     return data
 
 
-def as_number(value: object) -> float | None:
+def learnable_number(value: object) -> float | None:
     """A number that can be learned from; true is 1 and false is 0."""
     # An integer may be too large for a double: it is compared before it is converted. No comparison with NaN is true.
     if isinstance(value, bool | int | float) and abs(value) <= LARGEST:

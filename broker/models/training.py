@@ -20,11 +20,12 @@ from broker.models.series import LARGEST, SeriesHistory, read_series
 from broker.models.shelf import Shelf
 from broker.models.state import TrainingJob
 from config.limits import MODEL_RETRY_SECONDS, MODEL_VALUES_MIN
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import DeviceKey, Milliseconds, RuleKey, UserKey
 from storage.leases import Holder
 from storage.models import ModelRecord
 from storage.sql import StoreError
+from storage.transaction import Transaction
 
 IS_TRAINING: Final = "is training"
 _DAY_MS: Final = 86_400_000

@@ -32,8 +32,9 @@ from broker.secrets import token_hash
 from broker.site import Site
 from config.limits import UPGRADE_TOKEN_SECONDS
 from config.settings import PaymentSettings
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.records import PaymentRecord, TierRecord, UpgradeTokenRecord
+from storage.transaction import Transaction
 
 PENDING: Final = "pending"
 REFUNDED: Final = "refunded"

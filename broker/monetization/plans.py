@@ -23,9 +23,10 @@ from broker.ids import new_id
 from broker.limits.allowance import UNLIMITED
 from broker.mail import Letter, Mail, Mails, MonetizationPlanDecided
 from config.limits import DESCRIPTION_MAX_CHARACTERS, NAME_MAX_CHARACTERS
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import DeviceTypeKey
 from storage.records import PlanRecord, TierRecord
+from storage.transaction import Transaction
 
 REVENUE_SHARE_PERCENT: Final = 70  # reference 21.2: to the owner of the device type
 _COST = re.compile(r"(0|[1-9][0-9]{0,6})(\.[0-9]{1,2})?")

@@ -16,9 +16,10 @@ from broker.facts import DeviceCreated, DeviceDeleted, FactPhase, PlanApproved, 
 from broker.limits.allowance import UNLIMITED
 from broker.limits.quotas import Quotas
 from broker.loops import Loop, Wakeup
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import DeviceKey, DeviceTypeKey
 from storage.records import TierRecord
+from storage.transaction import Transaction
 
 _RETRY_SECONDS = 5
 _log = structlog.get_logger(__name__)

@@ -9,9 +9,9 @@ from broker.errors import Conflict, DomainError, Gone
 from broker.ids import is_id
 from broker.monetization.tiers import tiers_of
 from broker.secrets import token_hash
-from storage.database import Transaction
 from storage.keys import DeviceKey
 from storage.records import TierRecord, UpgradeTokenRecord
+from storage.transaction import Transaction
 
 NO_PAID_TIER: Final = "The device has no paid tier"
 

@@ -32,10 +32,10 @@ from broker.ids import new_id
 from broker.loops import Loop, Wakeup
 from broker.messages.recounts import Erased, Recounts
 from broker.trace.audit import AuditEvent, note
-from broker.trace.origin import acting
+from broker.trace.origin import set_actor
 from config.limits import ERASURES_AT_ONCE, ERASURES_KEPT_DAYS, ERASURES_OF_USER, ERASURES_SHOWN
 from storage.ballast import making_room
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.erasures import ErasureRecord
 from storage.fair_places import FairPlaces
 from storage.keys import DeviceKey, Milliseconds, Position, UserKey
@@ -43,6 +43,7 @@ from storage.leases import Holder
 from storage.message_searches import Range, SortKey
 from storage.outages import Outage
 from storage.sql import StoreError
+from storage.transaction import Transaction
 
 _LOOK_SECONDS: Final = 60.0
 _RETRY_SECONDS: Final = 5.0
@@ -198,7 +199,7 @@ class Erasures:
                 self._nursery.start_soon(self._serve, record)
 
     async def _serve(self, record: ErasureRecord) -> None:
-        acting("", payer=f"erasures of {record.user}")  # its reads take the turns of one user
+        set_actor("", payer=f"erasures of {record.user}")  # its reads take the turns of one user
         try:
             with making_room():
                 await self._work(record)

@@ -50,13 +50,14 @@ from broker.my_data.csv_lines import Cell, CsvLines, CsvRecord
 from broker.my_data.table_lines import Line, TableHeader, WrongLine
 from broker.trace.audit import AuditEvent, note
 from config.limits import IMPORT_BYTES, IMPORT_WRONG_LINES, IMPORTS_KEPT_DAYS, IMPORTS_OF_USER, IMPORTS_SHOWN
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.imports import ImportRecord
 from storage.keys import DeviceKey, Milliseconds, UserKey
 from storage.leases import Holder
 from storage.message_searches import Range
 from storage.records import ApplicationRecord, UserRecord
 from storage.sql import DISK_FULL, StoreError
+from storage.transaction import Transaction
 
 _LOOK_SECONDS: Final = 60.0
 _RETRY_SECONDS: Final = 5.0

@@ -15,8 +15,9 @@ from broker.device_types.catalog import DeviceType
 from broker.export.tables import Column, columns_of
 from broker.messages.intervals import DAY_MS, Interval
 from broker.messages.rollup_days import RollupDays
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import DeviceTypeKey
+from storage.transaction import Transaction
 
 _MEASURED_DAYS: Final = 7
 #: Devices that are measured: more of them would not change a mean.

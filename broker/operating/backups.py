@@ -22,10 +22,10 @@ from broker.facts import BackupProgressed
 from broker.operating.port import BackupFailedError, Machine
 from broker.trace.audit import AuditEvent, entry_of
 from broker.trace.origin import Origin, current_origin, enter
-from storage.database import Transaction
 from storage.operator_backups import OperatorBackupRecord
 from storage.outages import Outage
 from storage.sql import StoreError
+from storage.transaction import Transaction
 
 UNDER_WAY: Final = "A backup is under way"
 _STORE_SECONDS: Final = 1.0

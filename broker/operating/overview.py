@@ -8,7 +8,7 @@ from broker.cluster.leases import NodeStatus
 from broker.cluster.reports import NodeSeen
 from broker.core import Core
 from broker.operating.port import ListenerStatus, Machine, Room
-from storage.database import Transaction
+from storage.transaction import Transaction
 
 _DAY_MS = 86_400_000
 

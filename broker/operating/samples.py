@@ -7,9 +7,9 @@ import trio
 
 from broker.core import Core
 from broker.loops import Loop
-from storage.database import Transaction
 from storage.keys import Milliseconds
 from storage.operating import SampleRecord
+from storage.transaction import Transaction
 
 EVERY_SECONDS: Final = 300
 _KEPT_MS: Final = 86_400_000

@@ -26,7 +26,7 @@ from broker.provisioning.document import (
     UserEntry,
 )
 from broker.provisioning.reading import EntryLocation
-from broker.provisioning.report import ChangedKey, compared, masked
+from broker.provisioning.report import ChangedKey, compared, masked_key
 from broker.provisioning.run import ProvisioningRun, UnprovedAddress, find_existing, given
 from broker.secrets import token_hash
 from broker.site import Site
@@ -102,7 +102,7 @@ class AccountTables:
             self._run.facts.append(UserProfileUpdated(known.key, known.id, self._run.now_ms))
         if password is not None and password.hashed is not None:
             wanted = replace(wanted, password_hash=password.hashed)
-            keys.append(masked("password"))
+            keys.append(masked_key("password"))
         elif password is not None:
             self._run.notice(
                 at,
@@ -192,7 +192,7 @@ class AccountTables:
         if wanted.organization != known.organization:
             keys.append(ChangedKey("organization", self._name_of(known.organization), entry.organization))
         if wanted.hash != known.hash:
-            keys.append(masked("link"))
+            keys.append(masked_key("link"))
         return self._run.found(at, identity, entry.email, keys)
 
     def _name_of(self, organization: OrganizationKey | None) -> str | None:
@@ -242,7 +242,7 @@ class AccountTables:
         if entry.secret is not None and self._opened(at, base.secret) != entry.secret:
             wanted = replace(wanted, secret=self._run.vault.seal(entry.secret))
             note(self._run.tx, AuditEvent.SECRET_RENEWED, f"application {base.id}", now_ms=self._run.now_ms)
-            keys.append(masked("secret"))
+            keys.append(masked_key("secret"))
         self._run.tx.provision_marks.put(PROVISIONED, base.id, base.id)
         key = base.key
         if wanted != known:

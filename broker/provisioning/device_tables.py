@@ -21,7 +21,7 @@ from broker.ids import new_device_type_id, new_id
 from broker.provisioning.document import DeviceEntry, DeviceTypeEntry, ShareEntry
 from broker.provisioning.manifest_versions import put_file_manifest
 from broker.provisioning.reading import EntryLocation
-from broker.provisioning.report import ChangedKey, compared, masked
+from broker.provisioning.report import ChangedKey, compared, masked_key
 from broker.provisioning.run import DEVICE_KEY, ProvisioningRun, find_existing, given
 from broker.registration.certificates import BadCertificate, issuer_dn, read_authorities
 from broker.secrets import Vault, token_hash
@@ -167,7 +167,7 @@ class DeviceTables:
             devices.put_device(replace(known, name=name))
             keys.append(ChangedKey("name", known.name, name))
         if entry.token is not None and self._given_token(at, known.key):
-            keys.append(masked("token"))
+            keys.append(masked_key("token"))
         keys += self._mark(entry, known.id)
         if restored:
             self._tell(known, type_, DeviceCreated, DeviceEnabled if known.enabled else DeviceDisabled)

@@ -9,7 +9,7 @@ from broker.cluster.news import News
 from broker.facts import Router
 from broker.loops import Loop, Wakeup
 from broker.provisioning.service import Provisioning
-from broker.provisioning.told import unpacked
+from broker.provisioning.told import decode_facts
 
 
 class ProvisionedElsewhere:
@@ -30,7 +30,7 @@ class ProvisionedElsewhere:
     async def _read(self) -> None:
         while self._waiting:
             await self._provisioning.reload()
-            for fact in unpacked(self._waiting[0].facts):
+            for fact in decode_facts(self._waiting[0].facts):
                 self._router.publish(fact)
                 await trio.lowlevel.checkpoint()
             self._waiting.popleft()

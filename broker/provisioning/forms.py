@@ -37,7 +37,7 @@ class Form(msgspec.Struct, frozen=True, eq=False):
     schema: Mapping[str, Any] = msgspec.field(default_factory=dict)
 
 
-def about(text: str, **schema: Any) -> msgspec.Meta:
+def key_about(text: str, **schema: Any) -> msgspec.Meta:
     """The description of a key in the schema of the file."""
     return msgspec.Meta(description=text, extra_json_schema=schema or None)
 

@@ -10,9 +10,9 @@ from broker.provisioning.document import PlanEntry
 from broker.provisioning.reading import EntryLocation
 from broker.provisioning.report import ChangedKey
 from broker.provisioning.run import ProvisioningRun
-from storage.database import Transaction
 from storage.keys import DeviceTypeKey
 from storage.records import PlanRecord, TierRecord
+from storage.transaction import Transaction
 
 
 class PlanTables:

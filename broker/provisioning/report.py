@@ -75,7 +75,7 @@ def compared(before: object, after: object, names: Mapping[str, str] | Collectio
     ]
 
 
-def masked(key: str) -> ChangedKey:
+def masked_key(key: str) -> ChangedKey:
     return ChangedKey(key, MASKED, MASKED)
 
 

@@ -19,10 +19,10 @@ from broker.facts import Fact
 from broker.provisioning.reading import EntryLocation, Findings, names_of
 from broker.provisioning.report import ChangedKey, ChangedObject, Counts, Generated, Notice, ProvisionReport
 from broker.secrets import Vault
-from storage.database import Transaction
 from storage.keys import Milliseconds, RuleKey
 from storage.provision_marks import NAMED_TABLES
 from storage.records import ApplicationRecord, DeviceRecord, DeviceTypeRecord, OrganizationRecord, UserRecord
+from storage.transaction import Transaction
 
 #: The kind of the marks by which devices keep their identity in the file.
 DEVICE_KEY: Final = "device"

@@ -34,7 +34,7 @@ from broker.provisioning.rule_tables import RuleTables
 from broker.provisioning.run import ProvisioningRun, not_in_file
 from broker.provisioning.scene_tables import SceneTables
 from broker.provisioning.subscription_tables import SubscriptionTables
-from broker.provisioning.told import packed
+from broker.provisioning.told import encode_facts
 from broker.provisioning.topic_tables import TopicTables
 from broker.registration.trust import Trust
 from broker.rules.rulebook import Rulebook
@@ -43,8 +43,9 @@ from broker.site import Site
 from broker.subscriptions.subscriptions import Subscriptions
 from broker.threads import run_in_thread
 from broker.trace.audit import AuditEvent, note
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.records import UserRecord
+from storage.transaction import Transaction
 
 #: To publish one takes up to 0.02 ms.
 _FACTS_AT_ONCE: Final = 100
@@ -123,7 +124,7 @@ class Provisioning:
                 note(tx, AuditEvent.PROVISIONED, now_ms=now_ms, tables=tables)
             if dry_run:
                 raise _DryRunDoneError(run.report)
-            tx.tell(PROVISIONED, Provisioned(packed(run.facts)))
+            tx.tell(PROVISIONED, Provisioned(encode_facts(run.facts)))
             return run
 
         # Shielded: after the commit, caches must be reloaded and facts published also when the caller was cancelled,

@@ -19,7 +19,7 @@ from broker.provisioning.report import MASKED, ChangedKey
 from broker.provisioning.run import ProvisioningRun, given
 from broker.subscriptions.addresses import callback_problem, is_allowed_callback
 from broker.subscriptions.creation import NewSubscription, StreamsNotInstalled, SubscribedObjects, combination
-from broker.subscriptions.storing import add, begin, new_record
+from broker.subscriptions.storing import add_subscription, begin_collecting, new_record
 from broker.subscriptions.subscription import SubscriptionStatus
 from broker.subscriptions.subscriptions import Subscriptions
 from broker.trace.audit import AuditEvent, note
@@ -73,7 +73,7 @@ class SubscriptionTables:
                 raise at.refusal("subscription_type", str(StreamsNotInstalled()))
             id_ = entry.id or run.generate(at, application.name, "id", new_id())
             try:
-                added = add(run.tx, replace(record, id=id_))
+                added = add_subscription(run.tx, replace(record, id=id_))
             except Conflict as error:
                 raise at.refusal("owner", str(error)) from error
             run.tx.tell(SUBSCRIPTION, added.key)
@@ -152,7 +152,7 @@ class SubscriptionTables:
             return []
         run.tx.subscriptions.put(replace(wanted, modified_on=run.now_ms))
         if begins:
-            begin(run.tx, wanted)
+            begin_collecting(run.tx, wanted)
         note(run.tx, AuditEvent.SUBSCRIPTION_CHANGED, f"subscription {known.id}", now_ms=run.now_ms)
         run.tx.tell(SUBSCRIPTION, known.key)
         return [

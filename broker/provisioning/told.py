@@ -13,11 +13,11 @@ _KINDS: Final[tuple[type[Fact], ...]] = (*FACTS, DeviceTypeChanged)
 _TYPES: Final = {kind.__name__: kind for kind in _KINDS}
 
 
-def packed(facts: Sequence[Fact]) -> tuple[tuple[str, bytes], ...]:
+def encode_facts(facts: Sequence[Fact]) -> tuple[tuple[str, bytes], ...]:
     named = ((type(fact).__name__, fact) for fact in facts)
     return tuple((name, msgspec.msgpack.encode(fact)) for name, fact in named if name in _TYPES)
 
 
-def unpacked(facts: Sequence[tuple[str, bytes]]) -> Iterator[Fact]:
+def decode_facts(facts: Sequence[tuple[str, bytes]]) -> Iterator[Fact]:
     for name, content in facts:
         yield msgspec.msgpack.decode(content, type=_TYPES[name])

@@ -29,9 +29,10 @@ from config.limits import (
     APPROVED_UPLOADS_OF_ORGANIZATION,
     APPROVED_UPLOADS_WAITING,
 )
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import DeviceTypeKey
 from storage.records import ApprovedEntryRecord, ApprovedUploadRecord
+from storage.transaction import Transaction
 
 TOO_MANY_UPLOADS: Final = "Too many uploads are being processed"
 TOO_MANY_IDS: Final = "Too many vendor ids on the lists of the organization"

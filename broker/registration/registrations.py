@@ -32,9 +32,10 @@ from broker.registration.trust import Trust
 from broker.secrets import token_hash
 from broker.trace.audit import AuditEvent, note
 from config.limits import PIN_MISSES, PIN_WINDOW_SECONDS, REGISTRATION_KEPT_DAYS
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import DeviceTypeKey, UserKey
 from storage.records import DeviceRecord, RegistrationRecord
+from storage.transaction import Transaction
 
 NOT_AWAITED: Final = "Registration does not await its completion"
 

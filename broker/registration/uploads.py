@@ -19,8 +19,9 @@ from broker.cluster.kinds import publish
 from broker.facts import UploadProgressed
 from broker.loops import Loop, Wakeup
 from config.limits import APPROVED_ROWS_MAX
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.records import ApprovedUploadRecord
+from storage.transaction import Transaction
 
 #: They take 5 ms of the writer, in which nobody else writes.
 _ROWS_AT_ONCE: Final = 200

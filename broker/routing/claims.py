@@ -16,10 +16,12 @@ from broker.clock import Clock
 from broker.cluster.kinds import AVAILABILITY, CONNECTION_REPLACED, Availability, ConnectionReplaced
 from broker.cluster.news import News
 from broker.loops import Loop
-from storage.database import CommitGroup, Database, StoreWork, Transaction
+from storage.commit_group import CommitGroup, StoreWork
+from storage.database import Database
 from storage.device_connections import Sort
 from storage.keys import DeviceKey, Milliseconds
 from storage.sql import StoreError
+from storage.transaction import Transaction
 
 #: How often places are ended whose end was not stored.
 _AGAIN_SECONDS: Final = 1.0

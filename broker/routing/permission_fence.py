@@ -19,7 +19,7 @@ from broker.facts import (
     SharesChanged,
     TokenRevoked,
 )
-from storage.database import CommitGroup
+from storage.commit_group import CommitGroup
 from storage.keys import DeviceKey
 
 _REASON = "a permission has ended on another node: messages that came with it are not stored"

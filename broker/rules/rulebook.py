@@ -29,10 +29,11 @@ from broker.rules.running.models import ConditionModels
 from broker.rules.running.names import NameResolver
 from broker.trace.audit import AuditEvent, note
 from config.limits import RULE_BODY_BYTES, RULES_OF_USER
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import Milliseconds, Position, RuleKey, UserKey
 from storage.records import NEW_KEY, ApplicationRecord, UserRecord
 from storage.rules import RuleRecord, RuleState, UseKind
+from storage.transaction import Transaction
 
 THIS_APPLICATION: Final = "thisApplication"
 ALL_APPLICATIONS: Final = "allApplications"
@@ -359,7 +360,7 @@ def uses_of(tx: Transaction, rule: CompiledRule) -> set[tuple[UseKind, int]]:
     return uses | {("type", record.device_type) for record in records if record is not None}
 
 
-def provision_text(record: RuleRecord) -> str:
+def rule_provision_text(record: RuleRecord) -> str:
     """The rule as the table `[[rules]]` of a provision file (reference 26.2).
 
     Applied on the same store, it changes nothing; on another one, it creates the rule.

@@ -30,8 +30,8 @@ from config.limits import (
     WANTED_SECONDS,
     WANTED_SECONDS_MAX,
 )
-from storage.database import Transaction
 from storage.keys import UserKey
+from storage.transaction import Transaction
 
 EVERY: Final = "every"
 _LEVELS_MAX: Final = 20  # of groups in a parameter

@@ -54,11 +54,11 @@ def actions_in(text: str) -> list[SceneAction]:
     return read_actions(msgspec.json.decode(text), [])
 
 
-def packed(findings: Sequence[Finding]) -> str:
+def encode_findings(findings: Sequence[Finding]) -> str:
     return _encode([[one.field, *one.messages] for one in findings]).decode()
 
 
-def unpacked(text: str) -> tuple[Finding, ...]:
+def decode_findings(text: str) -> tuple[Finding, ...]:
     return tuple(
         Finding(field, tuple(messages)) for field, *messages in msgspec.json.decode(text, type=list[list[str]])
     )

@@ -33,14 +33,15 @@ from broker.errors import (
 from broker.ids import new_id
 from broker.nesting import without_nulls
 from broker.scenes.actions import NamedObjects, Resolver, SceneAction, check_actions
-from broker.scenes.reading import actions_in, packed, read_scene, unpacked
+from broker.scenes.reading import actions_in, decode_findings, encode_findings, read_scene
 from broker.scenes.sending import SceneSender
 from broker.trace.audit import AuditEvent, note
 from config.limits import SCENES_OF_USER
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import ApplicationKey, DeviceKey, UserKey
 from storage.records import ApplicationRecord, UserRecord
 from storage.scenes import SceneRecord
+from storage.transaction import Transaction
 
 TOO_MANY_SCENES: Final = f"A user has at most {SCENES_OF_USER} scenes"
 _JUDGED_AT_ONCE: Final = 100
@@ -99,11 +100,11 @@ class Scenes:
         actions = actions_in(record.actions)
         named = await self._resolver.named(actions)
         if record.findings is not None:
-            return Scene(record, actions, named, unpacked(record.findings))
+            return Scene(record, actions, named, decode_findings(record.findings))
         findings = check_actions(record.user, actions, named)
         if not findings:
             return Scene(record, actions, named, ())
-        now_ms, text = self._clock.now_ms(), packed(findings)
+        now_ms, text = self._clock.now_ms(), encode_findings(findings)
         await self._database.write(lambda tx: tx.scenes.invalidate(record, now_ms=now_ms, findings=text))
         return Scene(replace(record, invalidated_on=now_ms, findings=text), actions, named, tuple(findings))
 
@@ -310,7 +311,7 @@ def scene_tag(scene: SceneRecord) -> str:
     return tag_of(scene.name, scene.description, scene.actions)
 
 
-def provision_text(record: SceneRecord) -> str:
+def scene_provision_text(record: SceneRecord) -> str:
     """The scene as the table `[[scenes]]` of a provision file (reference 12.5 and 26.2).
 
     Applied on the same store, it changes nothing; on another one, it creates the scene.

@@ -11,8 +11,9 @@ from broker.scenes.actions import NamedObjects, SceneAction
 from broker.wanted.values import read_wanted
 from broker.wanted.wanted import Wanted, Wish
 from config.limits import SCENE_MESSAGES_MAX
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import DeviceTypeKey, UserKey
+from storage.transaction import Transaction
 
 
 @dataclass(eq=False)

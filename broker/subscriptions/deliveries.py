@@ -20,10 +20,11 @@ from broker.subscriptions.sender import NotificationSender
 from broker.subscriptions.subscription import COLLECTING, Subscription, SubscriptionStatus
 from broker.subscriptions.subscriptions import Subscriptions
 from broker.subscriptions.upkeep import Upkeep
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import Position
 from storage.leases import Holder
 from storage.subscriptions import CursorRecord
+from storage.transaction import Transaction
 
 #: The cursor of a subscription, and the number of its pending notifications.
 _Standing = dict[int, tuple[CursorRecord | None, int]]

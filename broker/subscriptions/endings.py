@@ -28,8 +28,9 @@ from broker.subscriptions.subscription import COLLECTING, Subscription, Subscrip
 from broker.subscriptions.subscriptions import Subscriptions
 from broker.trace.audit import AuditEvent, note
 from config.limits import VALIDATION_HOURS
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import DeviceKey, Milliseconds
+from storage.transaction import Transaction
 
 _HOUR_MS: Final = 3_600_000
 _SWEEP_SECONDS: Final = 30.0

@@ -14,10 +14,11 @@ from broker.messages.history import MessageHistory
 from broker.messages.mids import Mids
 from broker.subscriptions.outlets import Outlets, Row, Taken
 from broker.subscriptions.port import Entry
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.deliveries import NotificationRecord
 from storage.keys import DeviceKey, Position
 from storage.records import ActionRow
+from storage.transaction import Transaction
 
 
 class NotificationIds:

@@ -21,9 +21,10 @@ from broker.subscriptions.subscription import Subscription, SubscriptionStatus
 from broker.subscriptions.subscriptions import NOT_ACTIVE, Subscriptions
 from broker.trace.audit import AuditEvent, note
 from config.limits import DELIVERY_DAYS, REPLAY_NOTIFICATIONS
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.deliveries import DELIVERED, FAILED, PENDING, UNDER_WAY, AttemptRecord, NotificationRecord
 from storage.subscriptions import SubscriptionRecord
+from storage.transaction import Transaction
 
 _STATUSES: Final = (PENDING, DELIVERED, FAILED)
 _DAY_MS: Final = 86_400_000

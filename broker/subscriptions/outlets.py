@@ -20,7 +20,7 @@ from config.limits import NOTIFICATIONS_IN_FLIGHT
 from storage.keys import DeviceKey, Position, UserKey
 from storage.records import ActionRow, MessageRow
 
-#: So many failures one after the other, and the first attempts of an outlet go one at a time, with pauses between.
+#: After this many failures in a row, attempts of an outlet go one at a time, with pauses between, as its first ones do.
 FAILURES_IN_A_ROW: Final = 10
 _FIRST_PAUSE: Final = 5.0
 _LONGEST_PAUSE: Final = 120.0

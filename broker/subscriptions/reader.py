@@ -25,7 +25,7 @@ from broker.loops import Loop, Wakeup
 from broker.messages.follower import LogFollower
 from broker.subscriptions.outlets import Outlet, Outlets, Row, Taken
 from broker.subscriptions.subscription import Subscription
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.deliveries import PENDING, UNDER_WAY, NotificationRecord
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.leases import Holder
@@ -33,6 +33,7 @@ from storage.outages import Outage
 from storage.records import NEW_KEY, ActionRow
 from storage.sql import StoreError
 from storage.subscriptions import CONSUMER, CursorRecord
+from storage.transaction import Transaction
 
 _BLOCK: Final = 1_000  # rows of one table that one step reads
 _SAVE_SECONDS: Final = 5.0

@@ -36,12 +36,13 @@ from broker.subscriptions.port import (
 from broker.subscriptions.reader import Formed
 from broker.subscriptions.secrets import Signers
 from config.limits import FAILING_DAYS, NOTIFICATIONS_IN_FLIGHT, RETRY_SECONDS
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.deliveries import DELIVERED, FAILED, PENDING, AttemptRecord, NotificationRecord
 from storage.keys import DeviceKey
 from storage.leases import Holder
 from storage.outages import Outage
 from storage.sql import StoreError
+from storage.transaction import Transaction
 
 GONE: Final = 410
 _ORDER_SECONDS: Final = 1.0

@@ -14,9 +14,9 @@ from broker.subscriptions.creation import NewSubscription, SubscribedObjects
 from broker.subscriptions.subscription import SubscriptionStatus
 from broker.trace.audit import AuditEvent, note
 from config.limits import SUBSCRIPTIONS_MAX
-from storage.database import Transaction
 from storage.records import NEW_KEY
 from storage.subscriptions import CursorRecord, SubscriptionRecord
+from storage.transaction import Transaction
 
 TOO_MANY: Final = f"An application has at most {SUBSCRIPTIONS_MAX} subscriptions for a user"
 
@@ -56,7 +56,7 @@ def new_record(
     )
 
 
-def add(tx: Transaction, record: SubscriptionRecord) -> SubscriptionRecord:
+def add_subscription(tx: Transaction, record: SubscriptionRecord) -> SubscriptionRecord:
     """Add a subscription; one that is active collects from now on.
 
     Raises Conflict: there are too many; Unauthorized: the application was deleted.
@@ -66,12 +66,12 @@ def add(tx: Transaction, record: SubscriptionRecord) -> SubscriptionRecord:
         raise Conflict(TOO_MANY)
     added = tx.subscriptions.add(record)
     if added.status == SubscriptionStatus.ACTIVE:
-        begin(tx, added)
+        begin_collecting(tx, added)
     note(tx, AuditEvent.SUBSCRIPTION_CREATED, f"subscription {added.id}", now_ms=added.created_on)
     return added
 
 
-def begin(tx: Transaction, record: SubscriptionRecord) -> None:
+def begin_collecting(tx: Transaction, record: SubscriptionRecord) -> None:
     """Collect messages for the subscription from the present end of the log on."""
     tx.subscriptions.put_cursors([CursorRecord(record.key, tx.messages.head(), is_behind=True)])
 

@@ -23,14 +23,15 @@ from broker.ids import new_id
 from broker.secrets import Vault
 from broker.subscriptions.creation import Creation, NewSubscription
 from broker.subscriptions.secrets import OVERLAP_MS, FormerSecret, former_secrets, new_webhook_secret, packed_former
-from broker.subscriptions.storing import add, new_record, removed, standing
+from broker.subscriptions.storing import add_subscription, new_record, removed, standing
 from broker.subscriptions.subscription import COLLECTING, Subscription, SubscriptionStatus
 from broker.trace.audit import AuditEvent, note
 from config.limits import WEBHOOK_SECRETS
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import ApplicationKey, UserKey
 from storage.records import ApplicationRecord, UserRecord
 from storage.subscriptions import CursorRecord, SubscriptionNames, SubscriptionRecord
+from storage.transaction import Transaction
 
 NOT_ACTIVE: Final = "The subscription is not active"
 
@@ -119,7 +120,7 @@ class Subscriptions:
         record = new_record(self._vault, wanted, chosen, payload=payload, now_ms=now_ms)
 
         def work(tx: Transaction) -> Subscription:
-            added = add(tx, record)
+            added = add_subscription(tx, record)
             tx.tell(SUBSCRIPTION, added.key)
             return Subscription(added, tx.subscriptions.names(added))
 

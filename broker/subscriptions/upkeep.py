@@ -5,8 +5,9 @@ from typing import Final
 
 from broker.clock import Clock
 from broker.loops import Loop, Wakeup
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.leases import Holder
+from storage.transaction import Transaction
 
 _SWEEP_SECONDS: Final = 300.0
 _STEP: Final = 1_000  # rows of one step: other writes wait for it

@@ -42,10 +42,11 @@ from broker.topic_devices.entries import MadeMessage, NotUnderstoodError, Payloa
 from broker.topics.space import TopicMessage
 from broker.trace.refusals import Refusals
 from config.limits import TOPIC_DEVICES_MADE_MAX, TOPIC_DEVICES_SHOWN
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import DeviceKey, Ticket, UserKey
 from storage.records import UserRecord
 from storage.sql import StoreError
+from storage.transaction import Transaction
 
 #: How often owner and type of each entry are looked up: either may be made, or go, at any time.
 _LOOK_SECONDS: Final = 60.0

@@ -29,10 +29,11 @@ from config.limits import (
     MQTT_SUBSCRIPTIONS_MAX,
     MQTT_WAITING_MESSAGES,
 )
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import DeviceKey, Milliseconds, UserKey
 from storage.mqtt_sessions import TopicSubscriptionRecord
 from storage.mqtt_topics import RetainedRecord
+from storage.transaction import Transaction
 
 #: Subscriptions that are looked at in the time that one delivery takes.
 _LOOKS_OF_A_DELIVERY: Final = 50

@@ -16,9 +16,10 @@ from broker.loops import Loop, Wakeup
 from broker.trace.events import AuditEvent as AuditEvent  # noqa: PLC0414 - also named here
 from broker.trace.origin import current_origin
 from config.settings import Audit as AuditSettings
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.records import AuditFilter, AuditRecord
 from storage.sql import StoreError
+from storage.transaction import Transaction
 
 SWEEP_SECONDS: Final = 60.0
 _DAY_MS: Final = 86_400_000

@@ -56,7 +56,7 @@ def origin_in(context: Context) -> Origin:
     return context.get(_origin, _NOBODY)
 
 
-def acting(actor: str, application: str = "", payer: str = "", holder: object = None) -> None:
+def set_actor(actor: str, application: str = "", payer: str = "", holder: object = None) -> None:
     """The peer has proven who it is."""
     peer = _origin.get()
     _origin.set(Origin(peer.address, actor, application, peer.account, peer.is_forgeable, payer, holder))

@@ -15,9 +15,9 @@ from broker.accounts.tokens import user_through
 from broker.cluster.kinds import publish
 from broker.facts import ApplicationGrantsChanged, DeviceChanged
 from broker.trials.roles import TrialRole
-from storage.database import Transaction
 from storage.keys import ApplicationKey, DeviceTypeKey, UserKey
 from storage.records import GrantRecord
+from storage.transaction import Transaction
 from storage.trials import TrialRecord
 
 

@@ -11,9 +11,9 @@ from broker.accounts.applications import Method
 from broker.ids import new_id
 from broker.secrets import Vault
 from config.limits import FREE_MONTHLY_MESSAGES
-from storage.database import Transaction
 from storage.keys import ApplicationKey, OrganizationKey
 from storage.records import NEW_KEY, ApplicationRecord, UserRecord
+from storage.transaction import Transaction
 
 #: Nobody signs in through it: anyone may create a trial, and its name could be that of somebody else.
 _METHODS: Final = (Method.CLIENT_CREDENTIALS.value,)

@@ -12,7 +12,8 @@ from broker.trace.audit import AuditEvent
 from broker.trials import access
 from broker.trials.roles import going, note_trial
 from config.limits import TRIAL_DEVICE_TYPES
-from storage.database import Database, Transaction
+from storage.database import Database
+from storage.transaction import Transaction
 from storage.trials import TrialRecord
 
 ALREADY_THERE = "Device type is in the trial already"

@@ -12,8 +12,9 @@ from broker.ids import new_id
 from broker.trials.roles import going
 from broker.trials.sessions import uuid_of
 from config.limits import TRIAL_DOCUMENT_BYTES, TRIAL_DOCUMENTS, TRIAL_KEY_CHARACTERS
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.records import NEW_KEY
+from storage.transaction import Transaction
 from storage.trial_sessions import TrialDocumentRecord
 from storage.trials import TrialRecord
 

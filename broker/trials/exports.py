@@ -9,8 +9,9 @@ from broker.errors import NotFound, PermissionDenied
 from broker.trials.access import readable_types
 from broker.trials.roles import TrialRole
 from broker.trials.trials import NOT_MANAGED, manages
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, OrganizationKey, UserKey
+from storage.transaction import Transaction
 from storage.trials import TrialRecord
 
 

@@ -22,9 +22,10 @@ from config.limits import (
     TRIAL_INVITATIONS_OPEN,
     TRIAL_MEMBERS,
 )
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import ApplicationKey, Milliseconds, UserKey
 from storage.records import NEW_KEY, UserRecord
+from storage.transaction import Transaction
 from storage.trial_invitations import TrialInvitationRecord
 from storage.trials import TrialRecord
 

@@ -13,9 +13,10 @@ from broker.trace.audit import AuditEvent
 from broker.trials import access
 from broker.trials.roles import LAST_ADMINISTRATOR, TrialRole, going, note_trial, present
 from config.limits import TRIAL_DEVICES, TRIAL_DEVICES_OF_ONE
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import Milliseconds, UserKey
 from storage.records import UserRecord
+from storage.transaction import Transaction
 from storage.trials import TrialDeviceRow, TrialRecord
 
 ALREADY_CONNECTED: Final = "Device is connected to the trial already"

@@ -7,7 +7,7 @@ from typing import Final
 from broker.conditional import tag_of
 from broker.errors import Conflict, NotFound, TryLater
 from broker.trace.audit import AuditEvent, note
-from storage.database import Transaction
+from storage.transaction import Transaction
 from storage.trial_invitations import TrialInvitationRecord
 from storage.trials import TrialRecord
 

@@ -14,9 +14,10 @@ from broker.ids import new_id
 from broker.trials.roles import TrialRole, going, present
 from broker.trials.trials import Trials
 from config.limits import TRIAL_SESSION_DEVICES, TRIAL_SESSIONS
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import Milliseconds, UserKey
 from storage.records import NEW_KEY, UserRecord
+from storage.transaction import Transaction
 from storage.trial_sessions import SessionSearch, TrialSessionRecord
 from storage.trials import TrialRecord
 

@@ -24,9 +24,10 @@ from broker.trials.device_types import TrialTypes, add_type
 from broker.trials.invitations import NewInvitation, TrialInvitations
 from broker.trials.roles import TooManyTrials, TrialRole, going, note_trial, present, trial_tag
 from config.limits import TRIALS_OF_ONE_USER, TRIALS_PER_DAY
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import Milliseconds, UserKey
 from storage.records import NEW_KEY, UserRecord
+from storage.transaction import Transaction
 from storage.trials import TrialRecord
 
 _DAY_MS: Final = 86_400_000

@@ -24,9 +24,10 @@ from broker.loops import Loop, Wakeup
 from broker.messages.decoding import decode, flat
 from broker.messages.follower import LogFollower
 from broker.wanted.values import NOTHING, WantedState, document_of, is_reached, json_of
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.records import MessageRow
+from storage.transaction import Transaction
 from storage.wanted import WantedEnd, WantedRecord
 
 #: A report whose `ts` is older than the wish by more than this was kept on the device from before.

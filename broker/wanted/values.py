@@ -71,7 +71,7 @@ def read_wanted(data: bytes, manifest: Manifest, path: str = "data") -> Given:
             found[name] = field, converted
     if findings:
         raise ValidationFailed(tuple(findings))
-    if len(document(found)) > MAX_DATA_BYTES:
+    if len(wanted_document(found)) > MAX_DATA_BYTES:
         raise ValidationFailed.of(path, too_long(MAX_DATA_BYTES))
     return found
 
@@ -90,7 +90,7 @@ def _leaves(data: bytes, manifest: Manifest, prefix: str, level: int = 1) -> Ite
             yield path, value
 
 
-def document(given: Given) -> bytes:
+def wanted_document(given: Given) -> bytes:
     """`{"data":{…}}` of values by dotted path, groups nested."""
     return _document({path: one[1] for path, one in given.items() if one is not None})
 

@@ -36,8 +36,9 @@ from broker.wanted.values import (
     shortly,
 )
 from config.limits import MAX_DATA_BYTES, WANTED_FIELDS_MAX, WANTED_OF_USER
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, Position, UserKey
+from storage.transaction import Transaction
 from storage.wanted import WantedEnd, WantedRecord
 
 #: A rule that wants a value again is written when its end is later by more than this part of its time.

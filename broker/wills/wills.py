@@ -28,11 +28,11 @@ from broker.messages.ingest import Ingest
 from broker.topics.room import TopicsRoom
 from broker.topics.space import Preparer, TopicMessage
 from config.limits import MAX_DATA_BYTES
-from storage.database import Transaction
 from storage.keys import DeviceKey, Milliseconds
 from storage.mqtt_wills import WillRecord
 from storage.outages import Outage
 from storage.sql import StoreError
+from storage.transaction import Transaction
 
 #: How often a node looks for the wills of nodes that have left.
 _ADOPT_SECONDS: Final = 20.0

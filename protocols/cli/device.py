@@ -44,43 +44,43 @@ def show(device_id: str, as_json: bool, config: Path | None) -> None:
     print_lines([found], _details, as_json=as_json)
 
 
-@device.command()
+@device.command("token")
 @click.argument("device_id", metavar="DEVICE")
 @config_option
-def token(device_id: str, config: Path | None) -> None:
+def show_device_token(device_id: str, config: Path | None) -> None:
     """Print the token of DEVICE. The audit log notes it."""
     click.echo(administer(config, "device token", {"device": device_id}, str))
 
 
-@device.command()
+@device.command("rotate")
 @click.argument("device_id", metavar="DEVICE")
 @config_option
-def rotate(device_id: str, config: Path | None) -> None:
+def rotate_token(device_id: str, config: Path | None) -> None:
     """Give DEVICE a new token, and print it. The former one ends at once, and so do its connections."""
     click.echo(administer(config, "device rotate", {"device": device_id}, str))
 
 
-@device.command()
+@device.command("disable")
 @click.argument("device_id", metavar="DEVICE")
 @config_option
-def disable(device_id: str, config: Path | None) -> None:
+def disable_device(device_id: str, config: Path | None) -> None:
     """Close the connections of DEVICE, and take no messages of it until it is enabled."""
     _switch(config, device_id, enabled=False)
 
 
-@device.command()
+@device.command("enable")
 @click.argument("device_id", metavar="DEVICE")
 @config_option
-def enable(device_id: str, config: Path | None) -> None:
+def enable_device(device_id: str, config: Path | None) -> None:
     """Take the messages of DEVICE again."""
     _switch(config, device_id, enabled=True)
 
 
-@device.command()
+@device.command("delete")
 @click.argument("device_id", metavar="DEVICE")
 @click.confirmation_option(prompt="Delete the device?")
 @config_option
-def delete(device_id: str, config: Path | None) -> None:
+def delete_device(device_id: str, config: Path | None) -> None:
     """Delete DEVICE. For 30 days, provisioning it with its id restores it and its messages (reference 6.1)."""
     found = administer(config, "device delete", {"device": device_id}, DeviceLine)
     click.echo(f"{found.id}  {printable(found.name)}: deleted")

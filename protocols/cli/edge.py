@@ -41,10 +41,10 @@ def add(name: str, owner: str, types: str, devices: int, config: Path | None) ->
     click.echo(ask_daemon(config, "edge add", arguments, NewEdgeToken).token)
 
 
-@edge.command()
+@edge.command("token")
 @click.argument("name")
 @config_option
-def token(name: str, config: Path | None) -> None:
+def renew_edge_token(name: str, config: Path | None) -> None:
     """Print a new token of the edge NAME; the former one ends."""
     click.echo(ask_daemon(config, "edge token", {"edge": name}, NewEdgeToken).token)
 
@@ -58,11 +58,11 @@ def remove(name: str, config: Path | None) -> None:
     click.echo(f"{name}: removed")
 
 
-@edge.command()
+@edge.command("accept")
 @click.argument("name")
 @click.option("--new-positions", is_flag=True, help="The edge was restored: it gives its positions to other messages.")
 @config_option
-def accept(name: str, new_positions: bool, config: Path | None) -> None:
+def accept_edge(name: str, new_positions: bool, config: Path | None) -> None:
     """Take the next batch of the edge NAME although it does not follow the last one, after a backup was restored."""
     upto = ask_daemon(config, "edge accept", {"edge": name, "new_positions": new_positions}, int)
     click.echo(f"{name}: the next batch is taken; everything up to position {upto} of the edge is here")

@@ -15,7 +15,7 @@ import click
 import httpx
 
 from protocols.cli.failures import CommandError
-from protocols.cli.history import id_of, rest_answer
+from protocols.cli.history import device_id_of, rest_answer
 from protocols.cli.options import cafile_option, trusting
 
 _SECONDS: Final = 60.0
@@ -80,7 +80,7 @@ def import_(files: tuple[Path, ...], device: str | None, url: str, cafile: Path 
     """
     is_whole = True
     with _client(url, cafile) as client:
-        params = {} if device is None else {"sdid": id_of(client, device)}
+        params = {} if device is None else {"sdid": device_id_of(client, device)}
         for file in files:
             with file.open("rb") as content:
                 made = rest_answer(
@@ -109,7 +109,7 @@ def _import_state(client: httpx.Client, id_: str) -> Mapping[str, Any]:
 def _asked(
     client: httpx.Client, devices: tuple[str, ...], format_: str, start: datetime | None, end: datetime | None
 ) -> str:
-    ids = {"sdids": ",".join(id_of(client, device) for device in devices)}
+    ids = {"sdids": ",".join(device_id_of(client, device) for device in devices)}
     if not devices:
         ids = {"uids": rest_answer(client, "GET", "/users/self")["data"]["id"]}
     times = {"startDate": _ms(start, 0), "endDate": _ms(end, int(time.time() * 1000))}

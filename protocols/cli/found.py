@@ -24,10 +24,10 @@ def list_found(owner: str, as_json: bool, config: Path | None) -> None:
     print_lines(ask_daemon(config, "found list", {"owner": owner}, list[FoundLine]), _line, as_json=as_json)
 
 
-@found.command()
+@found.command("accept")
 @click.argument("found_id", metavar="FOUND")
 @config_option
-def accept(found_id: str, config: Path | None) -> None:
+def accept_found(found_id: str, config: Path | None) -> None:
     """Make a device of FOUND (an id of the list). Its states are messages from now on."""
     made = ask_daemon(config, "found accept", {"found": found_id}, FoundLine)
     click.echo(f"{made.device}  {printable(made.name)}: accepted")

@@ -51,7 +51,7 @@ def history(device: str, field: str | None, since: str, count: int, url: str, ca
     try:
         base, trust = f"{url.rstrip('/')}/v1.1", trusting(cafile)
         with httpx.Client(base_url=base, headers=headers, timeout=_SECONDS, verify=trust) as client:
-            device = id_of(client, device)
+            device = device_id_of(client, device)
             if field is not None:
                 _print_sparkline(client, device, field, start_ms, end_ms)
             times: dict[str, str | int] = {"startDate": start_ms, "endDate": end_ms, "order": "desc", "count": count}
@@ -62,7 +62,7 @@ def history(device: str, field: str | None, since: str, count: int, url: str, ca
         raise CommandError(f"{url}: {error or type(error).__name__}") from error
 
 
-def id_of(client: httpx.Client, device: str) -> str:
+def device_id_of(client: httpx.Client, device: str) -> str:
     """The id of the device that is called so, if it is no id. Raises CommandError."""
     if _ID.fullmatch(device):
         return device

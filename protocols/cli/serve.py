@@ -22,7 +22,7 @@ from protocols.cli.options import config_option_with
 from protocols.daemon import run_daemon
 from protocols.operation.dry_start import dry_start
 from protocols.operation.pausing_clock import PausingClock
-from protocols.operation.start_check import problems
+from protocols.operation.start_check import start_problems
 
 _log = structlog.get_logger(__name__)
 
@@ -78,7 +78,7 @@ def _interrupt_with_stdin() -> None:
 
 def _check(settings: Settings) -> None:
     """Say all that would keep the daemon from starting. Nothing is changed, and nothing listens."""
-    found = problems(settings)
+    found = start_problems(settings)
     for problem in found:
         click.echo(f"trunkline: {problem}", err=True)
     if found:

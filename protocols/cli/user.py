@@ -35,30 +35,30 @@ def _line(one: UserLine) -> str:
     return f"{one.id}  {one.email:<32}{one.name:<20}{printable(one.full_name)}{state}"
 
 
-@user.command()
+@user.command("disable")
 @click.argument("name")
 @config_option
-def disable(name: str, config: Path | None) -> None:
+def disable_user(name: str, config: Path | None) -> None:
     """End the sessions and tokens of the user NAME, who cannot sign in until they are enabled. Their devices go on."""
     found = administer(config, "user disable", {"user": name}, UserLine)
     click.echo(f"{found.id}  {found.email}: disabled")
 
 
-@user.command()
+@user.command("enable")
 @click.argument("name")
 @config_option
-def enable(name: str, config: Path | None) -> None:
+def enable_user(name: str, config: Path | None) -> None:
     """Let the user NAME (e-mail address, id or user name) sign in again."""
     found = administer(config, "user enable", {"user": name}, UserLine)
     click.echo(f"{found.id}  {found.email}: enabled")
 
 
-@user.command()
+@user.command("delete")
 @click.argument("name")
 @click.option("--even-last-administrator", is_flag=True, help="Also when an organization has no administrator then.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @config_option
-def delete(name: str, *, even_last_administrator: bool, yes: bool, config: Path | None) -> None:
+def delete_user(name: str, *, even_last_administrator: bool, yes: bool, config: Path | None) -> None:
     """Delete the user NAME (e-mail address, id or user name) with all that the service has of them.
 
     Devices, messages, rules, shares, exports and tokens go at once and for good; only the audit log keeps the id.

@@ -46,7 +46,7 @@ from protocols.coap.messages import (
     encode_options,
 )
 from protocols.coap.observers import Observers
-from protocols.coap.requests import CoapRequest, CoapResponse, read_request, refusal, response_options
+from protocols.coap.requests import CoapRequest, CoapResponse, read_request, refusal_response, response_options
 from protocols.coap.resources import Resources
 from protocols.coap.session import CoapSession, SessionLimits, SessionRank
 from protocols.coap.session_endpoint import SessionEndpoint, chance_of_time_outs
@@ -222,7 +222,7 @@ class CoapEndpoint(SessionEndpoint[CoapSession]):
             self._resources.post(session, incoming, usual, now)
         except DomainError as error:
             self._resources.note_refusal(session, error)
-            self._answer(session, incoming, refusal(error, usual.request))
+            self._answer(session, incoming, refusal_response(error, usual.request))
 
     def _learn(self, session: CoapSession, message: CoapMessage, datagram: bytes) -> None:
         """Note what is usual for the session when the same options come twice in a row."""
@@ -285,16 +285,16 @@ class CoapEndpoint(SessionEndpoint[CoapSession]):
             if incoming.message.type == NON:  # RFC 7252, 5.4.1: rejected, that is, ignored
                 session.message_layer.ignore(incoming)
             else:
-                self._answer(session, incoming, refusal(error, request))
+                self._answer(session, incoming, refusal_response(error, request))
         except DomainError as error:
             self._resources.note_refusal(session, error)
-            self._answer(session, incoming, refusal(error, request))
+            self._answer(session, incoming, refusal_response(error, request))
 
     def _answer_failure(self, session: CoapSession, incoming: Incoming, failure: Failure) -> None:
         request: CoapRequest | None = None
         with suppress(DomainError):
             request = read_request(incoming.message)
-        self._answer(session, incoming, refusal(InternalError(), request, error_id=failure.error_id))
+        self._answer(session, incoming, refusal_response(InternalError(), request, error_id=failure.error_id))
 
     # --- Out ---------------------------------------------------------------------------------------------------------
 

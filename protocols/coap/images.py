@@ -20,7 +20,7 @@ from protocols.coap.containment import Failure, contain_async
 from protocols.coap.errors import InternalError, MethodNotAllowed, NotAcceptable
 from protocols.coap.incoming import Incoming
 from protocols.coap.messages import OCTETS, Code, Option, uint
-from protocols.coap.requests import CoapRequest, CoapResponse, refusal
+from protocols.coap.requests import CoapRequest, CoapResponse, refusal_response
 from protocols.coap.session import CoapSession, SessionRank
 from protocols.refusals import note_refusal
 from protocols.rooms import CoapRooms
@@ -160,10 +160,10 @@ class ImageBlocks:
         now: float,
     ) -> None:
         if isinstance(outcome, Failure):
-            self._reply(session, incoming, refusal(InternalError(), request, error_id=outcome.error_id))
+            self._reply(session, incoming, refusal_response(InternalError(), request, error_id=outcome.error_id))
         elif isinstance(outcome, DomainError):
             note_refusal(self._refusals, "coap", outcome)
-            self._reply(session, incoming, refusal(outcome, request))
+            self._reply(session, incoming, refusal_response(outcome, request))
         else:
             self._answer(session, incoming, outcome, block, now)
 

@@ -20,7 +20,7 @@ from protocols.coap.blockwise import MAX_EXPONENT, BlockOption, block_of, etag_o
 from protocols.coap.echo import AmplificationGuard
 from protocols.coap.messages import Code, Option, content_format, encode_options, uint
 from protocols.coap.observe import NotificationBody, Observation
-from protocols.coap.requests import CoapRequest, CoapResponse, json_to, refusal, response_options
+from protocols.coap.requests import CoapRequest, CoapResponse, json_to, refusal_response, response_options
 from protocols.coap.session import CoapSession, Observer
 from protocols.rooms import CoapRooms
 from storage.keys import DeviceKey
@@ -193,7 +193,7 @@ class Observers:
             session.message_layer.cancel(observer, now)
             observer.ended_by = reason
             if reason is not None and observer.is_told:
-                response = refusal(reason, None)
+                response = refusal_response(reason, None)
                 response = CoapResponse(response.code, json_to(observation.format, response.body), observation.format)
                 options = encode_options(response_options(response))
                 session.message_layer.send(response.code, observation.token, options, response.body, None, now)

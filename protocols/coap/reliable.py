@@ -90,7 +90,7 @@ class CoapFrameReader:
         return CoapMessage(CON, frame[head], 0, frame[head + 1 : options_at], options, payload)
 
 
-def encode_frame(code: int, token: bytes, options: bytes = b"", payload: bytes = b"") -> bytes:
+def encode_coap_frame(code: int, token: bytes, options: bytes = b"", payload: bytes = b"") -> bytes:
     """Encode a message whose options are encoded."""
     rest = b"".join((options, b"\xff", payload)) if payload else options
     length = len(rest)

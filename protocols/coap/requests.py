@@ -305,7 +305,7 @@ class CoapResponse(NamedTuple):
     is_repeatable: bool = False
 
 
-def refusal(error: DomainError, request: CoapRequest | None, *, error_id: str | None = None) -> CoapResponse:
+def refusal_response(error: DomainError, request: CoapRequest | None, *, error_id: str | None = None) -> CoapResponse:
     """The response for an error, in the peer's format; in JSON if the request could not be read."""
     body = error_document(error)
     if error_id is not None:

@@ -47,7 +47,7 @@ from protocols.coap.requests import (
     check_formats,
     in_blocks,
     json_to,
-    refusal,
+    refusal_response,
 )
 from protocols.coap.session import CoapSession, SessionRank
 from protocols.coap.usual import MESSAGES, UsualPost
@@ -294,7 +294,7 @@ class Resources:
             error = PublishForbidden() if request.method == Code.POST else SubscribeForbidden()
         if error_id is None:
             self.note_refusal(session, error)
-        self._reply(session, incoming, refusal(error, request, error_id=error_id))
+        self._reply(session, incoming, refusal_response(error, request, error_id=error_id))
 
     def note_refusal(self, session: CoapSession, error: DomainError) -> None:
         enter(session.origin)
@@ -485,7 +485,9 @@ class Resources:
                     continue
                 contained(session.key, self._reply_created, session, incoming, request, mid(position), lost)
             else:
-                self._contained(session.key, self._reply, session, incoming, refusal(refusal_for(error), request))
+                self._contained(
+                    session.key, self._reply, session, incoming, refusal_response(refusal_for(error), request)
+                )
 
     def _reply_created(
         self, session: CoapSession, incoming: Incoming, request: CoapRequest, mid: str, lost: list[DroppedField] | None

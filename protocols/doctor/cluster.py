@@ -8,7 +8,7 @@ from broker.cluster.apart import APART
 from broker.cluster.keeper import DAEMON
 from broker.cluster.leases import LeaseName
 from broker.cluster.membership import SEVERAL
-from broker.cluster.reports import NodeSeen, seen
+from broker.cluster.reports import NodeSeen, nodes_seen
 from protocols.doctor.patient import CheckResult, Patient
 from storage.engines import engine_of
 from storage.leases import LeaseRecord, LeaseStore
@@ -32,7 +32,7 @@ def look_at_cluster(patient: Patient) -> Iterator[CheckResult]:
             leases = LeaseStore(snapshot.rows)
             holder = leases.find(DAEMON) if snapshot.has("lease", "node") else None
             if holder is not None and holder.node == SEVERAL and snapshot.has("lease", "report"):
-                nodes = seen(leases.nodes(), leases.of_workers([one.value for one in LeaseName]))
+                nodes = nodes_seen(leases.nodes(), leases.of_workers([one.value for one in LeaseName]))
     except StoreError as error:
         yield CheckResult("cluster", False, str(error))
         return

@@ -13,7 +13,7 @@ from broker.site import AccountsRoot
 from broker.trace.origin import Origin, enter
 from broker.trace.refusals import Refusals
 from config.limits import MAX_FORM_BYTES
-from protocols.http.accounts.token import ENDPOINTS, refusal_answer
+from protocols.http.accounts.token import ENDPOINTS, token_refusal
 from protocols.http.forwarded import Forwarded
 from protocols.http.heads import date_line, parse_head
 from protocols.metrics.vitals import Traffic
@@ -58,7 +58,7 @@ class OversizedForms:
         return OversizedForm(answer, head.body_length)
 
     def _answer(self) -> bytes:
-        answer = refusal_answer(BodyTooLarge(), self._refusals)
+        answer = token_refusal(BodyTooLarge(), self._refusals)
         return b"".join(
             (
                 b"HTTP/1.1 %d \r\ncontent-type: %b\r\ncontent-length: %d\r\n"

@@ -127,7 +127,7 @@ def _process() -> Iterator[Metric]:
     yield GaugeMetricFamily("process_resident_memory_bytes", "Memory of the daemon.", value=resident)
 
 
-def members(statistics: object) -> Mapping[str, Any]:
+def statistics_members(statistics: object) -> Mapping[str, Any]:
     """The statistics of a part by name, as `trunkline statistics` shows them."""
     if isinstance(statistics, Mapping):
         return statistics
@@ -137,7 +137,7 @@ def members(statistics: object) -> Mapping[str, Any]:
 
 
 def _add_part(families: dict[str, Family], part: Part, statistics: object, labels: Mapping[str, str]) -> None:
-    for name, value in members(statistics).items():
+    for name, value in statistics_members(statistics).items():
         metric = part.get(name)
         if metric is None:
             continue

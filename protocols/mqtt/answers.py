@@ -45,7 +45,7 @@ class Reason(NamedTuple):
 Reasons = Mapping[bytes, Reason]  # by packet id
 
 
-class Answers(Protocol):
+class MqttAnswers(Protocol):
     __slots__ = ()
 
     def connack(self, reason: Reason, properties: Properties = NO_PROPERTIES, *, is_present: bool = False) -> bytes: ...
@@ -87,7 +87,7 @@ class Answers(Protocol):
     def disconnect(self, reason: Reason) -> bytes: ...
 
 
-class Answers3(Answers):
+class Answers3(MqttAnswers):
     """Versions 3.1 and 3.1.1."""
 
     __slots__ = ()
@@ -127,7 +127,7 @@ class Answers3(Answers):
 ANSWERS_3: Final = Answers3()
 
 
-class Answers5(Answers):
+class Answers5(MqttAnswers):
     """Version 5.0.
 
     Args:
@@ -193,7 +193,7 @@ def _told(text: str) -> Properties:
     return Properties(reason_string=text) if text else NO_PROPERTIES
 
 
-def answers_for(level: int, properties: Properties = NO_PROPERTIES) -> Answers:
+def answers_for(level: int, properties: Properties = NO_PROPERTIES) -> MqttAnswers:
     """`properties` are those of the CONNECT."""
     if level < MQTT_5:
         return ANSWERS_3

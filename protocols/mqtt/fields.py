@@ -10,7 +10,7 @@ def truncated(what: str) -> MalformedPacket:
     return MalformedPacket(f"{what} ends inside one of its fields", "MQTT-4.8.0-1")
 
 
-def text(raw: bytes, clause: str) -> str:
+def decode_text(raw: bytes, clause: str) -> str:
     try:
         decoded = raw.decode()
     except UnicodeDecodeError as error:
@@ -23,7 +23,7 @@ def text(raw: bytes, clause: str) -> str:
 def check_topic(topic: bytes, clause: str) -> None:
     if not topic:
         raise MalformedPacket("an empty topic", "MQTT-4.7.3-1")
-    text(topic, clause)
+    decode_text(topic, clause)
 
 
 class Fields:
@@ -71,7 +71,7 @@ class Fields:
         return self.take(self.short())
 
     def text(self, clause: str) -> str:
-        return text(self.binary(), clause)
+        return decode_text(self.binary(), clause)
 
     def topic(self, clause: str) -> bytes:
         topic = self.binary()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from config.limits import MQTT_PACKET_BYTES, MQTT_WAITING_BYTES, MQTT_WAITING_MESSAGES
-from protocols.mqtt.answers import Answers
+from protocols.mqtt.answers import MqttAnswers
 from protocols.mqtt.messages import packet_of
 from protocols.streams.outbox import SharedRoom
 from storage.keys import Milliseconds
@@ -43,7 +43,7 @@ class Flow:
             holds at most 64 KiB.
     """
 
-    answers: Answers
+    answers: MqttAnswers
     window: int
     dropped: Callable[[int], None]
     settled: Callable[[int], None]

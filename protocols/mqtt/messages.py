@@ -6,7 +6,7 @@ import msgspec
 
 from broker.errors import BadRequest
 from broker.topics.space import TopicMessage
-from protocols.mqtt.answers import Answers
+from protocols.mqtt.answers import MqttAnswers
 from protocols.mqtt.fields import Fields
 from protocols.mqtt.packets import Publish, PublishWithProperties, Will
 from protocols.mqtt.properties import In, changed, decode_properties, encode_properties
@@ -56,7 +56,7 @@ def _forwarded(properties: Properties) -> bytes:
 
 
 def packet_of(
-    answers: Answers, delivery: DeliveryRecord, now_ms: Milliseconds, *, packet_id: bytes = b"", dup: bool = False
+    answers: MqttAnswers, delivery: DeliveryRecord, now_ms: Milliseconds, *, packet_id: bytes = b"", dup: bool = False
 ) -> bytes:
     """The PUBLISH of a delivery; empty when it has expired, or is larger than the peer takes."""
     properties = decode_properties(Fields(delivery.properties), In.PUBLISH) if delivery.properties else NO_PROPERTIES

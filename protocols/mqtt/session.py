@@ -41,7 +41,7 @@ from typing import assert_never
 
 import msgspec
 
-from protocols.mqtt.answers import ANSWERS_3, Answers, Reason, Reasons, answers_for
+from protocols.mqtt.answers import ANSWERS_3, MqttAnswers, Reason, Reasons, answers_for
 from protocols.mqtt.encoding import PINGRESP, encode_connack_5
 from protocols.mqtt.packets import (
     MQTT_5,
@@ -181,7 +181,7 @@ class MqttSession:
     receive_maximum: int = RECEIVE_MAXIMUM
     state: MqttSessionState = MqttSessionState.AWAITING_CONNECT
     #: The words of the peer's version, known since its CONNECT.
-    answers: Answers = ANSWERS_3
+    answers: MqttAnswers = ANSWERS_3
     #: The last packet to the peer, which says why the server ends the connection; empty when nothing can be said.
     farewell: bytes = b""
     level: int = 0

@@ -26,15 +26,15 @@ _BACKLOG: Final = 128
 _ERROR: Final = b'{"error":{"code":503,"message":"%b"}}'
 
 
-class Answers(NamedTuple):
+class StartingAnswers(NamedTuple):
     """Answers of HTTP by a daemon that does not serve yet."""
 
     readyz: bytes
     message: bytes  # of everything else
 
 
-STANDS_BY: Final = Answers(b"stands by: another node serves", b"This machine stands by: another one serves")
-DATABASE_AWAY: Final = Answers(b"waits: the database does not answer", b"The database does not answer")
+STANDS_BY: Final = StartingAnswers(b"stands by: another node serves", b"This machine stands by: another one serves")
+DATABASE_AWAY: Final = StartingAnswers(b"waits: the database does not answer", b"The database does not answer")
 
 
 class Places:
@@ -70,7 +70,7 @@ async def serve_health(
     *,
     is_proxied: bool,
     places: Places,
-    answers: Callable[[], Answers],
+    answers: Callable[[], StartingAnswers],
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve a port until cancelled.
@@ -112,7 +112,7 @@ async def refuse(sock: socket.socket) -> None:
 
 
 async def _answer(
-    stream: trio.SocketStream, context: TlsContext | None, answers: Callable[[], Answers], *, is_proxied: bool
+    stream: trio.SocketStream, context: TlsContext | None, answers: Callable[[], StartingAnswers], *, is_proxied: bool
 ) -> None:
     """Answer one request."""
     transport: trio.abc.Stream = stream
@@ -137,7 +137,7 @@ async def _answer(
         await transport.aclose()
 
 
-def _response(head: bytes, answers: Answers) -> bytes:
+def _response(head: bytes, answers: StartingAnswers) -> bytes:
     path = head.split(b" ", 2)[1].partition(b"?")[0] if head.count(b" ") > 1 else b""
     status, kind, body = b"503 Service Unavailable", b"application/json", _ERROR % answers.message
     if path == b"/healthz":

@@ -23,8 +23,8 @@ from protocols.operation.key_file import KeyFile, KeyFileError
 from protocols.operation.migrate_store import require_unused
 from protocols.operation.state import key_file_of, lock_state
 from storage.audit import AuditStore
-from storage.database import EngineConnection
 from storage.engines import engine_of
+from storage.engines.port import EngineConnection
 from storage.engines.sqlite import SqliteEngine
 from storage.migrations import unknown_names
 from storage.sql import StoreError

@@ -20,10 +20,10 @@ from broker.cluster.membership import SEVERAL, NodeMembership
 from config.settings import Settings
 from protocols.errors import ListenerError, StateError
 from protocols.operation import systemd
-from protocols.operation.health_ports import DATABASE_AWAY, STANDS_BY, Answers, Places, refuse, serve_health
+from protocols.operation.health_ports import DATABASE_AWAY, STANDS_BY, Places, StartingAnswers, refuse, serve_health
 from protocols.operation.interpreter import freeze_objects
 from protocols.operation.reload import Reloading
-from protocols.streams.inherited import NAMES, InheritedError, copies_of_inherited, hand_over
+from protocols.streams.inherited import NAMES, InheritedError, copies_of_inherited, pass_sockets
 from protocols.streams.tls import TlsContext
 from storage.lease_table import LeaseTable
 from storage.leases import HeldLease, LeaseRecord
@@ -34,7 +34,8 @@ from storage.sql import StoreError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from storage.engines.postgresql import PostgresqlConnection, PostgresqlEngine
+    from storage.engines.postgresql import PostgresqlEngine
+    from storage.engines.postgresql_connection import PostgresqlConnection
 
 #: A new connection may take a second, also in tests with less patience.
 _LEAST_PATIENCE_SECONDS: Final = 2.0
@@ -359,7 +360,7 @@ class _Waiting:
     def answers(self) -> None:
         self._outage.succeeded()
 
-    def _begin(self, answers: Answers, status: str) -> None:
+    def _begin(self, answers: StartingAnswers, status: str) -> None:
         self._answers, self._status = answers, " ".join(status.split())
         systemd.notify(f"READY=1\nSTATUS={self._status}")
         if self.has_begun:
@@ -392,7 +393,7 @@ class _Waiting:
                 serve = partial(serve_health, is_proxied=is_proxied, places=places, answers=lambda: self._answers)
                 for name, bind, context in (("http", http.bind, None), ("https", http.tls_bind, self._context)):
                     if bind is not None:
-                        hand_over(given.get(name, ()))  # to the task that is started
+                        pass_sockets(given.get(name, ()))  # to the task that is started
                         await nursery.start(serve, bind, context)
                 for name in given.keys() - {"http", "https"}:
                     for sock in given[name]:

@@ -20,7 +20,7 @@ from storage.sealed import SEALED_COLUMNS
 from storage.sql import StoreError
 
 
-def problems(settings: Settings) -> list[str]:
+def start_problems(settings: Settings) -> list[str]:
     """One sentence for each problem. Changes nothing; a daemon may be running."""
     found: list[str] = []
     checks: tuple[Callable[[Settings], None], ...] = (_check_certificates, _check_tracing, check_store)

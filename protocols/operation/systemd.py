@@ -8,8 +8,9 @@ from typing import Final
 import structlog
 import trio
 
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.sql import StoreError, StoreFullError
+from storage.transaction import Transaction
 
 #: Counts the writes of the watchdog.
 _WRITES: Final = "watchdog"

@@ -1,6 +1,6 @@
 """The ways out of the machine, for a daemon that may be replaced: nothing is sent while another node may be sending.
 
-What has left cannot be taken back, so each send asks the lease of its worker first. A daemon that was paused waits here
+A send cannot be taken back, so each send asks the lease of its worker first. A daemon that was paused waits here
 until it has renewed the lease, or ends because another one has it. A send that was under way may come twice.
 """
 

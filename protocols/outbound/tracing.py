@@ -16,7 +16,8 @@ import trio
 from broker.devices.registry import Device
 from config.settings import SettingsError
 from config.settings import Tracing as TracingSettings
-from storage.database import CommitGroup, Database
+from storage.commit_group import CommitGroup
+from storage.database import Database
 from storage.keys import DeviceKey, Position
 from storage.migrations import VERSION
 from storage.sql import StoreError

@@ -94,7 +94,7 @@ def copies_of_inherited(listeners: Collection[str]) -> Sockets:
     return found
 
 
-def hand_over(sockets: Sequence[socket.socket]) -> None:
+def pass_sockets(sockets: Sequence[socket.socket]) -> None:
     """Have this task, and the tasks that it starts, open these sockets; none: the addresses of the configuration."""
     _given.set(sockets)
 

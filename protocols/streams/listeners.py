@@ -1,6 +1,5 @@
 """Common parts of TCP listeners: bind, accept, admit, TLS handshake, and containing the errors of a connection."""
 
-import os
 import ssl
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -237,21 +236,6 @@ def _fault_of(error: trio.BrokenResourceError) -> str:
     cause = error.__cause__
     is_fault = isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError)
     return str(cause.args[-1]) if cause is not None and is_fault else ""
-
-
-def sending_at_once(stream: trio.SocketStream) -> Callable[[bytes], int]:
-    """A `send_now` for an `Outbox`: writes what the operating system takes without waiting, and returns how much.
-
-    The function must not run while another task sends on this stream.
-    """
-    return partial(_send_at_once, stream.socket)
-
-
-def _send_at_once(socket: trio.socket.SocketType, data: bytes) -> int:
-    try:
-        return os.write(socket.fileno(), data)
-    except OSError:  # full or broken: the task that sends the rest waits, or gets the error
-        return 0
 
 
 async def end_gently(stream: trio.abc.Stream, *, most: int = LINGERING_BYTES) -> None:

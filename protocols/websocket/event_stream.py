@@ -34,7 +34,7 @@ from protocols.streams.peers import authenticated
 from protocols.streams.tls import peer_certificate
 from protocols.websocket.errors import code_and_text
 from protocols.websocket.feeds import LiveSelection, gap_members, recent_mids, select_live
-from protocols.websocket.handshake import HandshakeRequest, parsed
+from protocols.websocket.handshake import HandshakeRequest, parsed_handshake
 from storage.keys import Position
 from storage.records import MessageRow
 from storage.sql import StoreError
@@ -149,7 +149,7 @@ def _read(head: bytes) -> StreamRequest:
         raise BadRequest
     headers = {name.decode("ascii"): value.decode("latin-1") for name, value in event.headers}
     target = event.target.decode("ascii")
-    handshake = parsed(target, headers.get("authorization", "").encode("latin-1"), is_in_header=True)
+    handshake = parsed_handshake(target, headers.get("authorization", "").encode("latin-1"), is_in_header=True)
     cookie = "" if handshake.token is not None else cookie_in(headers.get("cookie", ""), SESSION_COOKIE)
     if cookie and not _is_of_this_origin(headers):
         raise PermissionDenied("a session's cookie on a page of another origin")

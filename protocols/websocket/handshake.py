@@ -72,7 +72,7 @@ class Handshake:
         """Parse the client's request; None when it is no handshake and has been refused."""
         plain = self._plain
         if plain is not None:
-            request = parsed(plain.target, plain.authorization, plain.subprotocols)
+            request = parsed_handshake(plain.target, plain.authorization, plain.subprotocols)
         else:
             try:
                 event = self._read()
@@ -82,7 +82,7 @@ class Handshake:
             if not isinstance(event, Request):
                 return None
             given = {name: value for name, value in event.extra_headers if name == b"authorization"}
-            request = parsed(event.target, given.get(b"authorization", b""), tuple(event.subprotocols))
+            request = parsed_handshake(event.target, given.get(b"authorization", b""), tuple(event.subprotocols))
         self._path = request.path
         return request
 
@@ -138,7 +138,7 @@ class Handshake:
             await self.refuse(BadRequest())
 
 
-def parsed(
+def parsed_handshake(
     target: str, header: bytes, subprotocols: tuple[str, ...] = (), *, is_in_header: bool = False
 ) -> HandshakeRequest:
     """The request of a target, and of the header `Authorization`. `is_in_header`: the token comes from there alone."""

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from storage.engines.postgresql import PostgresqlConnection
+from storage.engines.postgresql_connection import PostgresqlConnection
 from storage.engines.postgresql_rights import Neighbours, neighbours
 
 _SQL = """

@@ -1,7 +1,7 @@
 """Whether the server still has what this process has stored.
 
 A failover to an asynchronous standby, or a server that lost its disk, takes back the latest commits, which it had told.
-What a daemon keeps in memory (positions, counters, snapshots, caches) is then of another history. The log of the server
+The memory of a daemon (positions, counters, snapshots, caches) is then of another history. The log of the server
 is one sequence, so when the latest commit of this process is there, all before it are. Each new connection looks for it
 before anything else. Before the first commit of a daemon that is its lease, which each transaction requires.
 """

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import psycopg
 
-from storage.engines.postgresql import CHANNEL, MESSAGES_CHANNEL
+from storage.engines.postgresql_insertion import CHANNEL, MESSAGES_CHANNEL
 from storage.engines.postgresql_target import Connection, Target, explained
 from storage.peers import HeardOf
 

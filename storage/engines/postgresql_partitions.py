@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from storage.engines.postgresql import PostgresqlConnection
+    from storage.engines.postgresql_connection import PostgresqlConnection
 
 #: Positions of a partition.
 SIZE: Final = 10_000_000

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from storage.engines.postgresql_sql import quoted
+from storage.engines.postgresql_sql import quote_reserved_words
 from storage.engines.postgresql_target import Connection, Target
 from storage.sql import StoreError
 
@@ -96,17 +96,17 @@ def check_rights(connection: Connection, target: Target) -> None:
     if not owns:
         raise StoreError(
             f"{target}: the {kind} {name} belongs to the role {owner}, and the role {role} has not its rights: ALTER"
-            f" {kind.upper()} {quoted(name)} OWNER TO {role}, and so for all of the schema public; a dump is restored"
-            f" with --no-owner as {role}"
+            f" {kind.upper()} {quote_reserved_words(name)} OWNER TO {role}, and so for all of the schema public; a dump"
+            f" is restored with --no-owner as {role}"
         )
     if not may:
         raise StoreError(
             f"{target}: the role {role} lacks rights on the {kind} {name}, its own: GRANT ALL ON {kind.upper()}"
-            f" {quoted(name)} TO {role}"
+            f" {quote_reserved_words(name)} TO {role}"
         )
     raise StoreError(
-        f"{target}: row level security hides rows of the table {name}: ALTER TABLE {quoted(name)} NO FORCE ROW LEVEL"
-        " SECURITY"
+        f"{target}: row level security hides rows of the table {name}: ALTER TABLE {quote_reserved_words(name)}"
+        " NO FORCE ROW LEVEL SECURITY"
     )
 
 

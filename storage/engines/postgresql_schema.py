@@ -151,7 +151,7 @@ def check_alone(steps: Sequence[str], connection: Connection, target: Target) ->
         )
 
 
-def migrate(connection: Connection, target: Target, *, upgrades: bool, progress: Progress | None) -> None:
+def migrate_schema(connection: Connection, target: Target, *, upgrades: bool, progress: Progress | None) -> None:
     """Apply the steps that the store lacks. Raises StoreError."""
     with explained(target):
         _take_turn(connection, target, progress)

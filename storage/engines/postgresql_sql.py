@@ -38,11 +38,11 @@ def translated(sql: str) -> str:
     parts[0::2] = [_LOWER.sub(r'lower(\1 COLLATE "C")', part) for part in parts[0::2]]
     for pattern, words in _IN_NOTHING:
         parts[0::2] = [pattern.sub(words, part) for part in parts[0::2]]
-    parts[0::2] = [_PARAMETER.sub(r"%(\1)s", quoted(part.replace("%", "%%"))) for part in parts[0::2]]
+    parts[0::2] = [_PARAMETER.sub(r"%(\1)s", quote_reserved_words(part.replace("%", "%%"))) for part in parts[0::2]]
     return "".join(parts)
 
 
-def quoted(sql: str) -> str:
+def quote_reserved_words(sql: str) -> str:
     """A piece of SQL without texts, or the name of a table or a column, with reserved words in quotes."""
     return _USER.sub('"user"', sql)
 
@@ -53,5 +53,5 @@ def step_translated(statement: str) -> str:
     for at in range(0, len(parts), 2):
         for pattern, words in _OF_SCHEMA:
             parts[at] = pattern.sub(words, parts[at])
-        parts[at] = quoted(parts[at])
+        parts[at] = quote_reserved_words(parts[at])
     return "".join(parts)

@@ -1,14 +1,14 @@
-"""The tables of a store in PostgreSQL, for a copy (storage/tables.py)."""
+"""The tables of a store in PostgreSQL: for a copy (storage/tables.py), and their room on the disk."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from storage.engines.postgresql_rights import ours
-from storage.engines.postgresql_sql import quoted
+from storage.engines.postgresql_sql import quote_reserved_words
 from storage.tables import OWN, TableShape
 
 if TYPE_CHECKING:
-    from storage.engines.postgresql import PostgresqlConnection
+    from storage.engines.postgresql_connection import PostgresqlConnection
 
 _COLUMNS = """
 SELECT c.relname, array_agg(a.attname::text ORDER BY a.attnum)
@@ -35,6 +35,36 @@ _USERS = """
 SELECT count(DISTINCT client_port || ' ' || pid) FROM pg_stat_activity
 WHERE datname = current_database() AND application_name LIKE 'trunkline %' AND pid <> pg_backend_pid()
 """
+
+#: How much of the tables that retention deletes from waits for new rows: their pages without the rows that are there,
+#: which take their columns, 28 bytes, and some to align them. Until a table has been looked at (ANALYZE), nothing is
+#: free. A server that crashed has forgotten its counts, and knows those of the last look.
+_FREE: Final = """
+SELECT oid, greatest(0, pages - 1.05 * number * width) AS free
+FROM (
+  SELECT c.oid, pg_relation_size(c.oid) AS pages,
+    CASE WHEN coalesce(last_vacuum, last_autovacuum, last_analyze, last_autoanalyze) IS NULL THEN greatest(reltuples, 0)
+      ELSE n_live_tup END AS number,
+    (SELECT 28 + sum(avg_width) FROM pg_stats WHERE schemaname = 'public' AND tablename = c.relname) AS width
+  FROM pg_class AS c JOIN pg_stat_user_tables AS s ON s.relid = c.oid
+  WHERE c.relnamespace = 'public'::regnamespace AND (c.oid IN (SELECT inhrelid FROM pg_inherits
+    WHERE inhparent = to_regclass('message'))
+    OR c.relname IN ('action', 'failed_message', 'message_entry', 'action_entry', 'rollup'))
+) AS tables
+"""
+STORE_SIZE: Final = (
+    "SELECT pg_database_size(current_database()) AS bytes, coalesce(sum(free), 0)::bigint AS free"  # noqa: S608 - constants
+    f" FROM ({_FREE}) AS of_tables"
+)
+#: Partitions count for their table. Without MATERIALIZED, what is free would be computed once for each table.
+TABLE_SIZES: Final = f"""
+WITH f AS MATERIALIZED ({_FREE})
+SELECT coalesce(parent.relname, c.relname)::text AS name,
+  sum(pg_total_relation_size(c.oid) - coalesce(f.free, 0))::bigint AS bytes
+FROM pg_class AS c LEFT JOIN pg_inherits AS i ON i.inhrelid = c.oid LEFT JOIN pg_class AS parent
+  ON parent.oid = i.inhparent LEFT JOIN f ON f.oid = c.oid
+WHERE c.relnamespace = 'public'::regnamespace AND c.relkind = 'r' GROUP BY 1
+"""  # noqa: S608 - constants
 
 
 class PostgresqlTables:
@@ -78,7 +108,7 @@ class PostgresqlTables:
             self._connection.execute(
                 f"SELECT setval(pg_get_serial_sequence(:table, :column), (SELECT coalesce(max({column}), 0) + 1"  # noqa: S608 - of the schema
                 f" FROM {table}), FALSE)",
-                {"table": quoted(table), "column": column},
+                {"table": quote_reserved_words(table), "column": column},
             )
 
     def users(self) -> int:

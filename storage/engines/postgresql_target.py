@@ -102,7 +102,7 @@ _OF_VALUE: Final = "22"
 _QUOTED: Final = re.compile(r"""["'»«„“”‘’‚‹›「].*["'»«„“”‘’‚‹›」]""", re.DOTALL)
 
 
-def said(error: psycopg.Error) -> str:
+def server_message(error: psycopg.Error) -> str:
     """The text of an error without values of rows, in one line, with the server's code."""
     if not (code := error.sqlstate) or not (text := error.diag.message_primary):
         return " ".join(str(error).split())
@@ -166,7 +166,7 @@ class Target(msgspec.Struct, frozen=True):
                 raise StoreAwayError(self._explained(error)) from error
             raise self._unreachable(error) from error
         except psycopg.Error as error:
-            raise StoreError(f"{self}: {self.without_secret(said(error))}") from error
+            raise StoreError(f"{self}: {self.without_secret(server_message(error))}") from error
         try:
             # Not as options of the connection, which poolers refuse.
             with self.answered_within(seconds, connection):
@@ -259,7 +259,7 @@ class Target(msgspec.Struct, frozen=True):
             ) from error
 
     def _explained(self, error: psycopg.Error) -> str:
-        return self._with_help(self.without_secret(said(error)))
+        return self._with_help(self.without_secret(server_message(error)))
 
     def _with_help(self, text: str) -> str:
         help_ = next((found for pattern, found in _HELP if pattern.search(text)), "")
@@ -324,11 +324,11 @@ def explained(target: Target) -> Iterator[None]:
         yield
     except psycopg.errors.InsufficientPrivilege as error:
         raise StoreError(
-            f"{target}: the role lacks rights ({target.without_secret(said(error))}): let it own the database, and"
-            " all that is in the schema public"
+            f"{target}: the role lacks rights ({target.without_secret(server_message(error))}): let it own the"
+            " database, and all that is in the schema public"
         ) from None
     except psycopg.errors.LockNotAvailable:
         raise StoreBusyError(f"{target}: {_LOCKED}") from None
     except psycopg.Error as error:
         kind = StoreAwayError if is_away(error) else StoreError
-        raise kind(f"{target}: {target.without_secret(said(error))}") from None
+        raise kind(f"{target}: {target.without_secret(server_message(error))}") from None

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Final
 
 from protocols.coap.messages import LINK_FORMAT, Code, Option, encode_options, uint
-from protocols.coap.reliable import CoapFrameReader, encode_frame
+from protocols.coap.reliable import CoapFrameReader, encode_coap_frame
 
 _TLV: Final = 11_542
 _VALUES: Final = 2_000
@@ -31,7 +31,7 @@ class _Device:
             (Option.CONTENT_FORMAT, uint(LINK_FORMAT)),
             *((Option.URI_QUERY, one.encode()) for one in queries),
         )
-        self._registration = encode_frame(Code.POST, b"r", encode_options(options), b"</1/0>,</3/0>,</5/0>")
+        self._registration = encode_coap_frame(Code.POST, b"r", encode_options(options), b"</1/0>,</3/0>,</5/0>")
         self._answer = encode_options(((Option.CONTENT_FORMAT, uint(_TLV)),))
         self._reader = CoapFrameReader()
         self.socket = socket.create_connection(address, timeout=10)
@@ -52,7 +52,7 @@ class _Device:
                 answer = (
                     (Code.CONTENT, message.token, self._answer, _ANSWER) if is_read else (Code.CHANGED, message.token)
                 )
-                self.socket.sendall(encode_frame(*answer))
+                self.socket.sendall(encode_coap_frame(*answer))
 
 
 def answer_with_tlv(address: tuple[str, int], devices: list[tuple[str, str]]) -> None:

@@ -29,7 +29,7 @@ from typing import Any, Final
 import httpx
 
 from protocols.coap.messages import LINK_FORMAT, CoapMessage, Code, Option, encode_options, uint
-from protocols.coap.reliable import CoapFrameReader, encode_frame
+from protocols.coap.reliable import CoapFrameReader, encode_coap_frame
 from tests.attacks.coap import post, posts_messages, posts_messages_encrypted
 from tests.attacks.flooding import ask_each, flood_each
 from tests.attacks.measuring import RECOVERY_SECONDS, Exchange, Memory, Waits, running, waits_of
@@ -202,8 +202,8 @@ class _Sensor(_Flooder):
         kind = (Option.CONTENT_FORMAT, _SENML_JSON)
         sent = encode_options(((Option.URI_PATH, b"dp"), kind))
         notified = encode_options(((Option.OBSERVE, b"\x02"), kind))
-        message = encode_frame(Code.POST, b"s", sent, b'[{"n":"/3303/0/5700","v":7}]')
-        message += encode_frame(Code.CONTENT, self._observed, notified, b'[{"n":"/3/0/9","v":7}]')
+        message = encode_coap_frame(Code.POST, b"s", sent, b'[{"n":"/3303/0/5700","v":7}]')
+        message += encode_coap_frame(Code.CONTENT, self._observed, notified, b'[{"n":"/3/0/9","v":7}]')
         self._size, self._flood = len(message), message * _AT_ONCE
 
     def _begin(self) -> None:
@@ -233,7 +233,7 @@ def _registration(device: str, token: str) -> bytes:
         (Option.CONTENT_FORMAT, uint(LINK_FORMAT)),
         *((Option.URI_QUERY, one.encode()) for one in (f"ep={device}", f"token={token}", "lt=300", "b=T")),
     )
-    return encode_frame(Code.POST, b"r", encode_options(options), b"</1/0>,</3/0>")
+    return encode_coap_frame(Code.POST, b"r", encode_options(options), b"</1/0>,</3/0>")
 
 
 def _flood(protocol: str, daemon: Daemon, per_second: float, tally: Tally) -> None:

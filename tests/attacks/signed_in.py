@@ -25,10 +25,11 @@ import trio
 from config.limits import APPROVED_ROWS_MAX
 from config.settings import load_settings
 from protocols.cli.provision import apply_document
-from storage.database import StoreEngine, Transaction
 from storage.engines import engine_of
+from storage.engines.port import StoreEngine
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.records import MessageRow
+from storage.transaction import Transaction
 from tests.attacks.flooding import ask_each
 from tests.attacks.lwm2m_device import answer_with_tlv
 from tests.attacks.measuring import PAUSE_SECONDS, Damage, Exchange, damage_of

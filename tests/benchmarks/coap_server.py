@@ -26,10 +26,11 @@ from protocols.coap.echo import new_guard
 from protocols.coap.endpoint import CoapEndpoint
 from protocols.coap.server import serve_coap
 from protocols.operation.interpreter import freeze_objects, switch_threads_often
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.engines import engine_of
 from storage.keys import ApplicationKey, DeviceTypeKey, UserKey
 from storage.records import DeviceTokenRecord
+from storage.transaction import Transaction
 from tests.daemon import device_id, device_token
 from tests.factories import build_world, new_device
 from tests.stores import storage_of

@@ -24,7 +24,7 @@ import trio
 
 from config.settings import Address
 from protocols.cli.simulated.board import Board
-from protocols.cli.simulated.lwm2m import serve
+from protocols.cli.simulated.lwm2m import serve_board
 from protocols.cli.simulated.simulation import Simulation
 from protocols.coap.dtls.client import DtlsClient
 from protocols.control.client import send_command
@@ -99,7 +99,7 @@ async def _register(
                     *(dtls.host, dtls.port, device_id(number), device_token(number)),
                     *(lambda _: {}, 3600.0, None, str(number)),
                 )
-                nursery.start_soon(serve, plan, Board if number % FAILING else FailingBoard)
+                nursery.start_soon(serve_board, plan, Board if number % FAILING else FailingBoard)
                 started += 1
             done = await operator.registered() - first
             await trio.sleep(0.1)

@@ -27,9 +27,10 @@ from broker.rules.rulebook import NewRule, RuleChanges
 from broker.secrets import Vault
 from broker.services import Services, open_services
 from config.settings import Limits, Settings
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.engines.sqlite import SqliteEngine
 from storage.records import UserRecord
+from storage.transaction import Transaction
 from tests.factories import ADA, ADA_TOKEN, build_world, new_device
 
 DEVICES, RULES_EACH = 1_000, 10

@@ -10,8 +10,8 @@ from trio.testing import wait_all_tasks_blocked
 from broker.device_types.catalog import DeviceType
 from broker.errors import DeviceTypeNotFound
 from broker.services import Services
-from storage.database import Transaction
 from storage.records import ManifestRecord
+from storage.transaction import Transaction
 from tests.builders import ServicesOpener
 from tests.factories import LIGHT_MANIFEST, LIGHT_TYPE, World, build_world
 from tests.fakes import HeldRunner

@@ -46,11 +46,13 @@ from broker.mail import queue as mail_queue
 from broker.secrets import Vault
 from broker.site import Site
 from config.settings import Accounts, Address, Outbound, Settings
-from storage.database import Database, StoreEngine, Transaction
+from storage.database import Database
+from storage.engines.port import StoreEngine
 from storage.engines.sqlite import SqliteEngine
 from storage.keys import Milliseconds
 from storage.records import MailRecord
 from storage.sql import StoreError
+from storage.transaction import Transaction
 from tests.config.test_mail import NO_ADDRESSES
 from tests.factories import NOW_MS
 from tests.fakes import BreakableEngine, on_loop

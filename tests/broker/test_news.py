@@ -16,8 +16,8 @@ from broker.cluster.news import NewsKind, event, state
 from broker.device_sessions.session import DeviceSession
 from broker.facts import Fact, TokenRevoked
 from broker.services import Services
-from storage.database import Transaction
 from storage.keys import DeviceKey, UserKey
+from storage.transaction import Transaction
 from tests.broker.rules.home import Home, body, when
 from tests.builders import ServicesOpener
 from tests.factories import World, build_world

@@ -9,8 +9,8 @@ from broker.provisioning import ProvisionReport
 from broker.provisioning.report import MASKED, ChangedKey, ChangedObject
 from broker.secrets import token_hash
 from broker.services import Services
-from storage.database import Transaction
 from storage.records import TokenRecord
+from storage.transaction import Transaction
 from tests.factories import LIGHT_MANIFEST
 
 _KITCHEN = "11" * 16

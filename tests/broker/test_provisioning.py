@@ -18,8 +18,8 @@ from broker.provisioning import Generated, ProvisionReport
 from broker.provisioning.document import TABLES
 from broker.secrets import token_hash
 from broker.services import Services
-from storage.database import Transaction
 from storage.records import ManifestRecord
+from storage.transaction import Transaction
 from tests.builders import ServicesOpener
 from tests.factories import LIGHT_MANIFEST
 from tests.fakes import FakeClock, HeldRunner

@@ -9,7 +9,7 @@ import pytest
 
 from broker.resealing import reseal
 from broker.secrets import Vault
-from storage.database import EngineConnection, StoreEngine
+from storage.engines.port import EngineConnection, StoreEngine
 from storage.engines.sqlite import SqliteEngine
 from storage.sealed import SEALED_COLUMNS, SealedColumn, SealedStore
 from storage.sql import StoreConnection

@@ -24,7 +24,8 @@ from broker.facts import MessagesStored, Router
 from broker.messages.follower import LogFollower
 from broker.messages.mids import Mids
 from broker.routing.claims import ConnectionClaims
-from storage.database import CommitGroup, Database, Transaction
+from storage.commit_group import CommitGroup
+from storage.database import Database
 from storage.engines.postgresql import PostgresqlEngine
 from storage.engines.postgresql_listening import Listening
 from storage.facts import FactRecord
@@ -32,6 +33,7 @@ from storage.journal import Journal
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.sql import StoreError
 from storage.told import Told
+from storage.transaction import Transaction
 from tests.postgresql import Server, server
 
 DEVICES = [DeviceKey(number) for number in range(1, 4)]

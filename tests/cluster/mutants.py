@@ -15,7 +15,8 @@ from typing import Any, Final
 from broker.cluster.facts import FactLog
 from broker.routing.permission_fence import PermissionFence
 from storage.deliveries import UNDER_WAY, DeliveryStore
-from storage.engines.postgresql import PostgresqlConnection, PostgresqlEngine
+from storage.engines.postgresql import PostgresqlEngine
+from storage.engines.postgresql_connection import PostgresqlConnection
 from storage.engines.postgresql_listening import Listening
 from storage.facts import FactStore
 from storage.journal import Journal

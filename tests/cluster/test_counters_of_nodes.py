@@ -15,11 +15,11 @@ from broker.limits.periods import utc_day
 from broker.limits.shared_ledger import SharedLedger
 from broker.trace.refusals import Refusals
 from config.rates import Rate
-from storage.database import Transaction
 from storage.devices import DeviceStore
 from storage.keys import DeviceKey
 from storage.records import TallyRecord
 from storage.sql import StoreDoubtfulError, StoreError
+from storage.transaction import Transaction
 from tests.cluster.history import Part, parts_of_a_cluster
 from tests.factories import NOW_MS
 from tests.fakes import FakeClock

@@ -11,14 +11,16 @@ import trio
 from broker.cluster.facts import FactLog
 from broker.cluster.kinds import TOKEN_SHORTENED
 from broker.messages.follower import LogFollower
-from storage.database import CommitGroup, Database, Transaction
-from storage.engines import postgresql
+from storage.commit_group import CommitGroup
+from storage.database import Database
+from storage.engines import postgresql_insertion
 from storage.engines.postgresql_listening import Listening
 from storage.engines.postgresql_schema import LOG_LOCK, WORKS_LOCK
 from storage.facts import FactPage, FactRecord, FactStore
 from storage.keys import Milliseconds, Position
 from storage.messages import Missing
 from storage.peers import HeardOf
+from storage.transaction import Transaction
 from tests.cluster.history import DEVICES, history_of, parts_of_a_cluster
 from tests.properties import IS_CI, in_ci
 
@@ -44,21 +46,21 @@ def no_fence(monkeypatch: pytest.MonkeyPatch) -> None:
         return HeardOf(changes=False, messages=False)
 
     monkeypatch.setattr(Listening, "wait", hears_nothing)
-    given = postgresql._GIVEN_BEHIND_THE_FENCE.replace(" = %s THEN", " >= 0 * %s THEN")
-    assert given != postgresql._GIVEN_BEHIND_THE_FENCE
-    monkeypatch.setattr(postgresql, "_GIVEN_BEHIND_THE_FENCE", given)
+    given = postgresql_insertion._GIVEN_BEHIND_THE_FENCE.replace(" = %s THEN", " >= 0 * %s THEN")
+    assert given != postgresql_insertion._GIVEN_BEHIND_THE_FENCE
+    monkeypatch.setattr(postgresql_insertion, "_GIVEN_BEHIND_THE_FENCE", given)
 
 
 def a_sequence_instead_of_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     """The lock of the log ends when positions are given, and not with the commit of their rows. The commits take
     different times, so that a later position often comes first."""
-    of_mutant = postgresql._GIVEN_BEHIND_THE_FENCE.replace("pg_advisory_xact_lock", "pg_advisory_lock")
+    of_mutant = postgresql_insertion._GIVEN_BEHIND_THE_FENCE.replace("pg_advisory_xact_lock", "pg_advisory_lock")
     ends = " AS told FROM locked)"
-    assert of_mutant != postgresql._GIVEN_BEHIND_THE_FENCE
+    assert of_mutant != postgresql_insertion._GIVEN_BEHIND_THE_FENCE
     assert of_mutant.endswith(ends)
     slept = "pg_sleep(0.02 * random())::text AS slept"
     unlocked = f" AS told, pg_advisory_unlock({LOG_LOCK}) AS unlocked, {slept} FROM locked)"
-    monkeypatch.setattr(postgresql, "_GIVEN_BEHIND_THE_FENCE", of_mutant.removesuffix(ends) + unlocked)
+    monkeypatch.setattr(postgresql_insertion, "_GIVEN_BEHIND_THE_FENCE", of_mutant.removesuffix(ends) + unlocked)
 
 
 def facts_out_of_order(monkeypatch: pytest.MonkeyPatch) -> None:

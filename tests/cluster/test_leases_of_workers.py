@@ -15,7 +15,7 @@ from broker.cluster.fenced import FencedError
 from broker.cluster.leases import Lease, LeaseName, Leases
 from broker.cluster.membership import NodeMembership
 from broker.life import Life
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.device_connections import Sort
 from storage.engines.postgresql import PostgresqlEngine
 from storage.journal import Journal
@@ -23,6 +23,7 @@ from storage.keys import DeviceKey, Milliseconds, Position
 from storage.lease_table import LeaseTable
 from storage.leases import LeaseRecord, LeaseStore
 from storage.sql import StaleLeaseError, StoreError
+from storage.transaction import Transaction
 from tests.postgresql import server
 
 DEVICE = DeviceKey(1)

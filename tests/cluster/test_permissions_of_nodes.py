@@ -24,8 +24,7 @@ from broker.facts import (
     TokenRevoked,
 )
 from broker.routing.permission_fence import PermissionFence
-from broker.trace.origin import Origin, acting, enter
-from storage.database import Transaction
+from broker.trace.origin import Origin, enter, set_actor
 from storage.keys import (
     ApplicationKey,
     DeviceKey,
@@ -34,6 +33,7 @@ from storage.keys import (
     UserKey,
 )
 from storage.sql import StoreError
+from storage.transaction import Transaction
 from tests.cluster.history import Part, parts_of_a_cluster
 
 DEVICE, OTHER = DeviceKey(1), DeviceKey(2)
@@ -104,7 +104,7 @@ class Sender:
 
     async def work(self, holder: Caller) -> bool:
         enter(Origin())
-        acting("", holder=holder)
+        set_actor("", holder=holder)
         try:
             return await _succeeds(lambda: self.part.database.write(_noted))
         finally:

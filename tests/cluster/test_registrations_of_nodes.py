@@ -6,16 +6,16 @@ import pytest
 from msgspec.structs import replace
 
 from broker.clock import Clock
-from broker.device_management.requests import RolloutPlan, TaskRequest, packed
+from broker.device_management.requests import RolloutPlan, TaskRequest, encode_task_request
 from broker.device_management.rollouts import Rollouts
 from broker.device_management.shared_registrations import Begun, SharedRegistrations
 from broker.device_management.states import DeviceTaskStatus, TaskStatus
 from broker.device_management.timers import Timers
-from storage.database import Transaction
-from storage.keys import DeviceKey, Milliseconds, Position, UserKey
+from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, Position, UserKey
 from storage.lwm2m import EndedActionRecord
 from storage.lwm2m_actions import UnendedActionRecord
 from storage.tasks import TaskRecord
+from storage.transaction import Transaction
 from tests.broker.device_management.devices import FakeSession
 from tests.cluster.history import Part, parts_of_a_cluster
 from tests.factories import NOW_MS, make_device
@@ -200,7 +200,8 @@ def _never(_task: int) -> None:
 def _task(tx: Transaction, plan: RolloutPlan) -> TaskRecord:
     request = TaskRequest(task_type="W", target="akc.update", expires_after=60, rollout=plan)
     now = Milliseconds(NOW_MS)
-    record = TaskRecord(0, "t" * 32, 1, packed(request), TaskStatus.PROCESSING, now, now, None, now, "i", "CANARY")  # type: ignore[arg-type]
+    content, type_ = encode_task_request(request), DeviceTypeKey(1)
+    record = TaskRecord(0, "t" * 32, type_, content, TaskStatus.PROCESSING, now, now, None, now, "i", "CANARY")
     added = tx.tasks.add(record)
     tx.tasks.add_entries(added.key, [DeviceKey(one) for one in range(1, 7)], acceptance="NOT_REQUIRED", now_ms=NOW_MS)
     return added

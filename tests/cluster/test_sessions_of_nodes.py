@@ -10,9 +10,9 @@ from broker.device_sessions import steps
 from broker.device_sessions.session import DeviceSession
 from broker.device_sessions.sessions import DeviceSessions
 from broker.envelope import Action
-from storage.database import Transaction
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.mqtt_sessions import DeliveryRecord, TopicSubscriptionRecord
+from storage.transaction import Transaction
 from tests.cluster.history import Part, parts_of_a_cluster
 from tests.factories import NOW_MS
 

@@ -11,9 +11,9 @@ from broker.connectors.turns import Turns
 from broker.errors import Conflict
 from broker.operating import backups
 from broker.secrets import Vault
-from storage.database import Transaction
 from storage.keys import DeviceKey, DeviceTypeKey
 from storage.operator_backups import OperatorBackupRecord
+from storage.transaction import Transaction
 from tests.cluster.history import Part, parts_of_a_cluster
 from tests.factories import build_world
 

@@ -11,7 +11,7 @@ import pytest
 
 from broker.subscriptions.secrets import new_webhook_secret
 from protocols.http.docs.chapters import chapters
-from protocols.http.openapi.document import document
+from protocols.http.openapi.document import openapi_document
 from protocols.http.openapi.serving import ALL_NOUNS
 from protocols.http.rest.subscriptions import SUBSCRIPTIONS
 from protocols.outbound.callbacks import webhook_headers
@@ -21,7 +21,7 @@ BODY = b'{"id":"1","data":[{"sdid":"kitchen","ts":5,"data":{"state":true}}]}'
 
 
 def test_all_samples_of_the_documentation_are_run_here() -> None:
-    described = chapters(document("http://here/v1.1", ALL_NOUNS))
+    described = chapters(openapi_document("http://here/v1.1", ALL_NOUNS))
     samples = {sample.title for chapter in described for sample in chapter.samples}
     assert samples == {"A receiver in Python", "A receiver in Node.js"}
 

@@ -15,7 +15,7 @@ from itertools import count
 from typing import Final
 
 from protocols.coap.messages import LINK_FORMAT, CoapMessage, Code, Option, encode_options, uint
-from protocols.coap.reliable import CoapFrameReader, encode_frame
+from protocols.coap.reliable import CoapFrameReader, encode_coap_frame
 from tests.daemon import ADA, LIGHT_TYPE, USER_TOKEN, Daemon, device_id, device_token
 
 #: Sends a number and waits for its acknowledgement. Raises RefusedError, OSError, HTTPException.
@@ -171,7 +171,7 @@ def lwm2m(daemon: Daemon, device: int, held: ExitStack, seconds: float = _SECOND
             (Option.CONTENT_FORMAT, uint(kind)),
             *((Option.URI_QUERY, one.encode()) for one in queries),
         )
-        link.sendall(encode_frame(Code.POST, token, encode_options(options), payload))
+        link.sendall(encode_coap_frame(Code.POST, token, encode_options(options), payload))
         while True:
             while came:
                 message = came.pop(0)
@@ -198,11 +198,11 @@ def lwm2m(daemon: Daemon, device: int, held: ExitStack, seconds: float = _SECOND
 def answer_as_sensor(request: CoapMessage) -> bytes:
     """Values and observations are answered with a name, anything else is done."""
     if request.code != Code.GET:
-        return encode_frame(Code.CHANGED, request.token)
+        return encode_coap_frame(Code.CHANGED, request.token)
     observe = [(Option.OBSERVE, b"\x01")] if dict(request.options).get(Option.OBSERVE) == b"" else []
     options = encode_options((*observe, (Option.CONTENT_FORMAT, uint(_SENML_JSON))))
     path = b"/".join(value for number, value in request.options if number == Option.URI_PATH)
-    return encode_frame(Code.CONTENT, request.token, options, b'[{"bn":"/%b/","n":"0","vs":"Acme"}]' % path)
+    return encode_coap_frame(Code.CONTENT, request.token, options, b'[{"bn":"/%b/","n":"0","vs":"Acme"}]' % path)
 
 
 def making(daemon: Daemon, device: int, held: ExitStack, seconds: float = _SECONDS) -> Exchange:

@@ -62,8 +62,8 @@ from protocols.coap.lwm2m.formats.content import (
     SENML_CBOR,
     SENML_JSON,
     TLV,
-    decode,
-    encode_text,
+    decode_content,
+    encode_plain_text,
 )
 from protocols.coap.lwm2m.formats.values import UnreadablePayload, parse_path
 from protocols.coap.lwm2m.links import parse_discovered, parse_offer
@@ -89,10 +89,10 @@ def _values(*formats: int) -> Callable[[bytes], None]:
 
     def run(data: bytes) -> None:
         asked, format_ = (_ASKED[data[0] % len(_ASKED)], formats[data[1] % len(formats)]) if data[1:] else _SENT
-        for reading in decode(format_, data[2:], asked, NOW_MS):
+        for reading in decode_content(format_, data[2:], asked, NOW_MS):
             for path, value in reading.values.items():
                 if not isinstance(value, list):
-                    encode_text(path, value)
+                    encode_plain_text(path, value)
 
     return run
 

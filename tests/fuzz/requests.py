@@ -26,8 +26,8 @@ from protocols.http import server
 from protocols.http.application import CALLS
 from protocols.http.calls import RestCall
 from protocols.http.server import serve_http
-from storage.database import Transaction
 from storage.keys import OrganizationKey
+from storage.transaction import Transaction
 from tests.builders import ServicesOpener
 from tests.factories import (
     ACME,

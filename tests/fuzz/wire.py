@@ -48,7 +48,7 @@ def coap(data: bytes) -> None:
     with suppress(DomainError):
         check_formats(read_request(message))
     with suppress(DomainError):
-        lwm2m_requests.read_parameters(lwm2m_requests.read_request(message))
+        lwm2m_requests.read_parameters(lwm2m_requests.read_device_request(message))
 
 
 def coap_over_tcp(data: bytes) -> None:

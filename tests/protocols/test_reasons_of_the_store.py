@@ -6,7 +6,7 @@ import pytest
 
 from broker.errors import StorageUnavailable
 from protocols.coap.messages import Option
-from protocols.coap.requests import refusal
+from protocols.coap.requests import refusal_response
 from protocols.mqtt.errors import connect_reason
 from protocols.refusals import rest_refusal_body
 from protocols.websocket.frames import FrameForm, error_frame
@@ -27,7 +27,7 @@ REASONS = {
 @pytest.mark.parametrize("kind", REASONS)
 def test_the_reason_is_in_each_protocols_form(kind: type[StoreError]) -> None:
     error, reason = StorageUnavailable.of(kind("secret path")), REASONS[kind]
-    coap = refusal(error, None)
+    coap = refusal_response(error, None)
     documents = [rest_refusal_body(error, "1"), coap.body, str(error_frame(error, "1", FrameForm.JSON)).encode()]
     for document in documents:
         found = json.loads(document)["error"]

@@ -6,9 +6,11 @@ import pytest
 import trio
 
 from storage.ballast import Ballast, making_room
-from storage.database import Database, EngineConnection, Transaction
+from storage.database import Database
+from storage.engines.port import EngineConnection
 from storage.engines.sqlite import SqliteConnection, SqliteEngine
 from storage.sql import StoreFullError
+from storage.transaction import Transaction
 from tests.stores import MigratedEngine
 from tests.told import NOTED, hear
 

@@ -5,7 +5,8 @@ import threading
 import pytest
 from trio.testing import wait_all_tasks_blocked
 
-from storage.database import CommitGroup, Database
+from storage.commit_group import CommitGroup
+from storage.database import Database
 from storage.engines.sqlite import SqliteEngine
 from storage.journal import Journal
 from storage.keys import Position

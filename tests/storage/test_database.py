@@ -17,14 +17,17 @@ from storage import database as database_module
 from storage import journal as journal_module
 from storage import messages as messages_module
 from storage.commit_delay import CommitDelay
-from storage.database import _PATIENCE_SECONDS, _QUICK_READERS, CommitGroup, Database, Transaction
+from storage.commit_group import CommitGroup
+from storage.database import Database
 from storage.engines.sqlite import SqliteConnection, SqliteEngine
 from storage.journal import Journal
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.log_index import LogIndex
 from storage.message_searches import Range
+from storage.readers import _PATIENCE_SECONDS, _QUICK_READERS
 from storage.records import MessageRow
 from storage.sql import EncodedRows, StoreDamagedError, StoreError
+from storage.transaction import Transaction
 from tests.fakes import BreakableEngine, HeldRunner, on_loop
 
 DEVICE = DeviceKey(1)

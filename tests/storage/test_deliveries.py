@@ -2,9 +2,9 @@
 
 import pytest
 
-from storage.database import Transaction
 from storage.deliveries import DELIVERED, FAILED, PENDING
 from storage.engines.sqlite import SqliteEngine
+from storage.transaction import Transaction
 
 
 @pytest.mark.parametrize(("status", "keys"), [(None, 300), (DELIVERED, 297), (FAILED, 2), (PENDING, 1)])

@@ -17,11 +17,12 @@ from storage.accounts import AccountStore
 from storage.audit import AuditStore
 from storage.authorizations import AuthorizationStore
 from storage.connectors import ConnectorStore
-from storage.database import EngineConnection, StoreEngine
 from storage.device_management import DeviceManagementStore
 from storage.device_types import DeviceTypeStore
 from storage.devices import DeviceStore
-from storage.engines.postgresql import PostgresqlConnection, PostgresqlEngine
+from storage.engines.port import EngineConnection, StoreEngine
+from storage.engines.postgresql import PostgresqlEngine
+from storage.engines.postgresql_connection import PostgresqlConnection
 from storage.engines.sqlite import SqliteEngine
 from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, Milliseconds, Position, RuleKey, UserKey
 from storage.log_index import Entry, LogIndex, Merged

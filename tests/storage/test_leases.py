@@ -5,11 +5,12 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 import trio
 
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.engines.sqlite import SqliteEngine
 from storage.lease_table import LeaseTable
 from storage.leases import HeldLease
 from storage.sql import StaleLeaseError
+from storage.transaction import Transaction
 
 NAME = "folds"
 LONG = 3600.0

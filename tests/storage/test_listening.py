@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from storage.engines.postgresql import CHANNEL, MESSAGES_CHANNEL
+from storage.engines.postgresql_insertion import CHANNEL, MESSAGES_CHANNEL
 from storage.engines.postgresql_listening import Listening
 from storage.engines.postgresql_target import Connection
 from storage.peers import HeardOf

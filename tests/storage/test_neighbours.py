@@ -18,7 +18,8 @@ from protocols.doctor.patient import Patient
 from protocols.doctor.state import look_at_store
 from protocols.operation.standby import cut_silent_forever
 from storage import migrations
-from storage.engines.postgresql import PostgresqlConnection, PostgresqlEngine
+from storage.engines.postgresql import PostgresqlEngine
+from storage.engines.postgresql_connection import PostgresqlConnection
 from storage.engines.postgresql_rights import CONNECTIONS, ours
 from storage.engines.postgresql_schema import LOG_LOCK, WORKS_LOCK
 from storage.engines.postgresql_target import Target

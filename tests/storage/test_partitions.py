@@ -17,9 +17,10 @@ from broker.messages.intervals import DAY_MS
 from broker.messages.retention import Retention
 from broker.messages.rollup_days import RollupDays
 from storage import migrations
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.engines import postgresql_schema as schema
-from storage.engines.postgresql import PostgresqlConnection, PostgresqlEngine
+from storage.engines.postgresql import PostgresqlEngine
+from storage.engines.postgresql_connection import PostgresqlConnection
 from storage.engines.postgresql_partitions import SIZE
 from storage.engines.sqlite import SqliteEngine
 from storage.journal import Journal
@@ -29,6 +30,7 @@ from storage.retention import RetentionStore
 from storage.sizes import Sizes, measure
 from storage.sql import StoreBusyError, StoreError
 from storage.store_copy import copy_store
+from storage.transaction import Transaction
 from tests.factories import NOW_MS
 from tests.postgresql import server
 from tests.stores import make_store

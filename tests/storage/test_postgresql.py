@@ -24,15 +24,18 @@ import trio
 from config.settings import Cluster, Settings, Storage
 from protocols.operation.standby import cut_silent_forever
 from storage import migrations
-from storage.database import CommitGroup, Database, Transaction
-from storage.engines import engine_of, postgresql
+from storage.commit_group import CommitGroup
+from storage.database import Database
+from storage.engines import engine_of, postgresql_connection
 from storage.engines import postgresql_schema as schema
-from storage.engines.postgresql import PostgresqlConnection, PostgresqlEngine
+from storage.engines.postgresql import PostgresqlEngine
+from storage.engines.postgresql_connection import PostgresqlConnection
 from storage.engines.postgresql_target import Target, explained, is_away
 from storage.journal import Journal
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.records import MessageRow
 from storage.sql import StoreAwayError, StoreBusyError, StoreError, StoreFullError, StoreUnreachableError
+from storage.transaction import Transaction
 from tests.cutting_proxy import CuttingProxy
 from tests.postgresql import Server, as_server, server
 from tests.rows import each_row
@@ -189,14 +192,14 @@ async def test_a_server_that_has_become_read_only_is_refused_after_the_patience(
     async with opened(through(proxy, name, patience=0.5)) as (database, journal):
         assert await database.write(count("a")) == 1
         where = "_check_writable" if is_seen else "_end_former"
-        known = getattr(postgresql, where)
+        known = getattr(postgresql_connection, where)
 
         def read_only(connection: Any, *given: Any) -> None:
             connection.execute("SET default_transaction_read_only = on")
             known(connection, *given)
 
         with monkeypatch.context() as patched:
-            patched.setattr(postgresql, where, read_only)
+            patched.setattr(postgresql_connection, where, read_only)
             proxy.cut()
             with pytest.raises(StoreError, match="the server is read-only"):
                 await database.write(count("a"))
@@ -552,7 +555,7 @@ async def test_a_position_is_never_given_twice_also_when_everything_was_deleted(
 async def test_numbers_of_old_commits_are_forgotten_and_the_highest_position_is_not(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("storage.engines.postgresql._BATCHES_KEPT", 5)
+    monkeypatch.setattr("storage.engines.postgresql_connection._BATCHES_KEPT", 5)
     async with opened(PostgresqlEngine(server().target(name))) as (database, journal):
         append(journal, 1)
         await journal.wait_committed()

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 from trio.testing import wait_all_tasks_blocked
 
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.journal import Journal
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.sql import StoreDamagedError, StoreError
+from storage.transaction import Transaction
 from tests.fakes import BreakableConnection, BreakableEngine, HeldRunner, on_loop
 from tests.properties import examples
 from tests.stores import MigratedEngine

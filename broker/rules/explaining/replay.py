@@ -22,9 +22,9 @@ from broker.rules.language.actions import Outgoing
 from broker.rules.language.rule import CompiledRule
 from broker.rules.running.last_values import Output
 from config.limits import RULE_HISTORY_DAYS, RULE_HISTORY_ROWS
-from storage.database import Transaction
 from storage.keys import Milliseconds, Position
 from storage.records import MessageRow
+from storage.transaction import Transaction
 
 SHOWN_MAX: Final = 100
 SENT_MAX: Final = 100  # that are shown of one trigger

@@ -39,11 +39,12 @@ from config.limits import (
     RULE_HISTORY_WAIT_SECONDS,
     RULE_SIMULATED_DEVICES,
 )
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.fair_places import FairPlaces
 from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, Position, RuleKey, UserKey
 from storage.message_searches import Range
 from storage.records import DeviceRecord, MessageRow
+from storage.transaction import Transaction
 
 T = TypeVar("T")
 TOO_MANY_DEVICES: Final = f"The rule watches more than {RULE_SIMULATED_DEVICES} devices"

@@ -13,9 +13,10 @@ from broker.rules.language.rule import CompiledRule
 from broker.rules.running.loader import findings_of
 from broker.rules.running.models import ConditionModels, ModelWarning
 from broker.rules.running.names import NameResolver
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import Milliseconds
 from storage.rules import RuleProblem, RuleRecord, RuleState
+from storage.transaction import Transaction
 
 
 class RunState(StrEnum):

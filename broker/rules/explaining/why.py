@@ -30,10 +30,11 @@ from broker.rules.language.values import Seen
 from broker.rules.running.index import RuleIndex, remembered
 from broker.rules.running.last_values import Output, members_of
 from config.limits import RULE_HISTORY_ROWS
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.records import MessageRow
 from storage.rules import RuleRecord
+from storage.transaction import Transaction
 
 SHOWN_MAX: Final = 100
 REASONS_MAX: Final = 5  # in a sentence

@@ -28,8 +28,8 @@ from broker.rules.language.values import (
     Value,
     ValueKind,
     is_finite,
-    kind_of,
     kind_of_field,
+    value_kind,
 )
 from config.limits import RULE_BODY_BYTES
 from storage.keys import DeviceKey, DeviceTypeKey, UserKey
@@ -307,4 +307,4 @@ def is_value(value: object) -> bool:
         return all(is_value(item) and not isinstance(item, list) for item in value)
     if isinstance(value, int | float):
         return is_finite(value)
-    return kind_of(value) is not None
+    return value_kind(value) is not None

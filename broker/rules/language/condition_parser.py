@@ -43,9 +43,9 @@ from broker.rules.language.values import (
     Operand,
     Value,
     ValueKind,
-    kind_of,
     kind_of_field,
     kind_of_items,
+    value_kind,
 )
 from storage.keys import DeviceTypeKey
 
@@ -284,7 +284,7 @@ def combine(reader: BodyReader, found: tuple[Condition, ...], chosen: frozenset[
 
 def _has_items(value: Value | None, kind: ValueKind) -> bool:
     """Whether the items of a constant are of a kind, if it is a collection."""
-    return not isinstance(value, list) or all(kind_of(item) is kind for item in value)
+    return not isinstance(value, list) or all(value_kind(item) is kind for item in value)
 
 
 def _depends_on_others(source: RuleSource, operand: Operand) -> bool:

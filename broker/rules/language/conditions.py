@@ -19,8 +19,8 @@ from broker.rules.language.values import (
     Value,
     ValueKind,
     View,
-    seen,
     seen_by,
+    seen_value,
 )
 from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds
 
@@ -186,7 +186,7 @@ class Condition:
 
     def looks_at(self, view: View, device: DeviceKey, bound: Bound) -> list[Seen]:
         """The values that `holds` looks at."""
-        found = [seen(view, device, self.field)] if self.field else []
+        found = [seen_value(view, device, self.field)] if self.field else []
         return found + (seen_by(self.operand, view, bound) if self.operand is not None else [])
 
     def operand_value(self, view: View, bound: Bound) -> Value | None:

@@ -121,7 +121,7 @@ class CompiledRule:
 
     def explain_match(self, view: View, timers: Timers, match: RuleMatch) -> tuple[ConditionReport, ...]:
         """Reports on the conditions of a match. `timers` are those after it."""
-        return explain(self.conditions, view, timers, Outcome(match), Cause()).conditions
+        return explain_outcome(self.conditions, view, timers, Outcome(match), Cause()).conditions
 
     def next_minute(self, after_ms: Milliseconds) -> Milliseconds | None:
         """The next time, later than `after_ms`, for `on_minute` and for this question; None: never.
@@ -137,16 +137,16 @@ class CompiledRule:
     def explain_message(self, view: View, timers: Timers = NO_TIMERS) -> Explanation:
         """`on_message` with its reasons. `timers` are those before the message, as for `on_message`."""
         cause = Cause() if view.message is None else self.conditions.cause(view.message)
-        return explain(self.conditions, view, timers, self.on_message(view, timers), cause)
+        return explain_outcome(self.conditions, view, timers, self.on_message(view, timers), cause)
 
     def explain_minute(self, view: View, timers: Timers = NO_TIMERS) -> Explanation:
         """`on_minute` with its reasons. At a moment that is no minute of the rule, it says how conditions stand."""
-        return explain(self.conditions, view, timers, self.on_minute(view, timers), Cause())
+        return explain_outcome(self.conditions, view, timers, self.on_minute(view, timers), Cause())
 
     def explain_elapsed(self, view: View, timers: Timers, due: TimerKey) -> Explanation:
         """`on_elapsed` with its reasons."""
         cause = self.conditions.cause_of_timer(due)
-        return explain(self.conditions, view, timers, self.on_elapsed(view, timers, due), cause)
+        return explain_outcome(self.conditions, view, timers, self.on_elapsed(view, timers, due), cause)
 
     # Sources and destinations
 
@@ -226,7 +226,7 @@ class CompiledRule:
 # Explanations
 
 
-def explain(conditions: Conditions, view: View, timers: Timers, outcome: Outcome, cause: Cause) -> Explanation:
+def explain_outcome(conditions: Conditions, view: View, timers: Timers, outcome: Outcome, cause: Cause) -> Explanation:
     """Report on each condition of an outcome, with the values it looked at. `timers` are those before the outcome.
 
     An explanation asks the same compiled conditions as the evaluation; it goes on where the evaluation would stop.

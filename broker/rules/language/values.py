@@ -127,7 +127,7 @@ _KINDS_OF_CLASSES: Final[Mapping[ValueClass | None, ValueKind]] = MappingProxyTy
 )
 
 
-def kind_of(value: object) -> ValueKind | None:
+def value_kind(value: object) -> ValueKind | None:
     """The kind of a value; None: it is no value of a field."""
     return _KINDS.get(type(value))
 
@@ -212,13 +212,13 @@ operands inside it.
 def seen_by(operand: Operand, view: View, bound: Bound) -> list[Seen]:
     """The last values that an operand reads."""
     return [
-        seen(view, device, part.field)
+        seen_value(view, device, part.field)
         for part in operand.parts()
         if isinstance(part, LastValue) and (device := part.source(bound)) is not None
     ]
 
 
-def seen(view: View, device: DeviceKey, field: str) -> Seen:
+def seen_value(view: View, device: DeviceKey, field: str) -> Seen:
     return Seen(device, field, view.value(device, field), view.value_ms(device, field))
 
 

@@ -17,8 +17,8 @@ from broker.rules.language.values import View
 from broker.rules.running.guards import AlarmGuard
 from broker.rules.running.index import AlarmPlace, RunningRule
 from config.limits import ALARM_STORM_SECONDS
-from storage.database import Transaction
 from storage.keys import DeviceKey, Milliseconds, Position, RuleKey, UserKey
+from storage.transaction import Transaction
 
 STORM: Final[AlarmPlace] = (DeviceKey(0), True)
 _NOBODY: Final = UserKey(0)

@@ -33,13 +33,15 @@ from broker.rules.running.index import RuleIndex, RunningRule
 from broker.rules.sending.requests import RequestQueue
 from broker.rules.sending.sender import FiringProblem, RuleSender
 from config.limits import RULE_LOG_ROWS
-from storage.database import CommitGroup, Database, Transaction
+from storage.commit_group import CommitGroup
+from storage.database import Database
 from storage.keys import Milliseconds, Position, RuleKey
 from storage.leases import Holder
 from storage.outages import Outage
 from storage.records import MessageRow
 from storage.rules import RuleProblem, RuleRecord, RuleState
 from storage.sql import StoreError
+from storage.transaction import Transaction
 
 _CONSUMER: Final = "rules"
 _STEP_ROWS: Final = 500

@@ -15,10 +15,10 @@ from broker.messages.intervals import FIRST_MS, LAST_MS
 from broker.messages.snapshots import newest_bucket_end, saved_with_rows
 from broker.rules.language.values import CurrentMessage, Value
 from config.limits import CLOCK_AHEAD_MS
-from storage.database import Transaction
 from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, Position, RuleKey, UserKey
 from storage.message_searches import FieldMatch, Range, SortKey, sort_key
 from storage.records import MessageRow
+from storage.transaction import Transaction
 
 _PAGE: Final = 20
 #: Rows, before the next minute that has the field is looked up.

@@ -39,9 +39,10 @@ from broker.rules.running.evaluator import Evaluator
 from broker.rules.running.index import RuleIndex, acting
 from broker.rules.running.models import ConditionModels
 from broker.rules.running.names import NameResolver
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import Milliseconds, RuleKey
 from storage.rules import RuleProblem, RuleRecord, RuleState, UseKind
+from storage.transaction import Transaction
 
 _PAGE: Final = 500
 _LOADED_AT_ONCE: Final = 50  # then others have their turn

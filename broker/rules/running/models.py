@@ -11,9 +11,9 @@ from broker.models.models import Models, RuleModel
 from broker.rules.language.rule import Transformer
 from broker.rules.language.values import Value
 from broker.rules.running.last_values import members_of
-from storage.database import Transaction
 from storage.keys import DeviceKey, Milliseconds, RuleKey, UserKey
 from storage.rules import RuleRecord
+from storage.transaction import Transaction
 
 _KINDS = {"prediction": ModelType.PREDICTION, "anomalyDetection": ModelType.ANOMALY}
 

@@ -14,10 +14,10 @@ from broker.ids import is_id
 from broker.rules.language.body_reader import ResolvedDevice, ResolvedNames, ResolvedType, names_in
 from broker.rules.language.compiler import compile_rule
 from broker.rules.language.rule import CompiledRule
-from storage.database import Transaction
 from storage.keys import DeviceKey, DeviceTypeKey, UserKey
 from storage.records import DeviceTypeRecord
 from storage.rules import RuleRecord
+from storage.transaction import Transaction
 
 
 class NameResolver:

@@ -19,13 +19,14 @@ from broker.clock import Clock
 from broker.loops import Loop, Wakeup
 from config.limits import RULE_REQUESTS_AT_ONCE, RULE_REQUESTS_OF_ONE_USER, RULE_REQUESTS_TO_ONE_HOST
 from config.rates import Rate
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.fair_places import FairPlaces
 from storage.keys import Milliseconds, RuleKey, UserKey
 from storage.leases import Holder
 from storage.outages import Outage
 from storage.rules import RuleRequest
 from storage.sql import StoreError
+from storage.transaction import Transaction
 
 #: reference 21.4: of the rules of one user.
 REQUEST_RATE: Final = Rate(5, 50)

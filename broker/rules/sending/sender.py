@@ -28,9 +28,10 @@ from broker.rules.running.last_values import StateView, members_of
 from broker.rules.sending.requests import HttpContent, RequestQueue
 from broker.wanted.values import read_wanted
 from broker.wanted.wanted import Before, Wanted, Wish
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, RuleKey, UserKey
 from storage.rules import RuleProblem, RuleRecord
+from storage.transaction import Transaction
 
 TOO_MANY_MAILS: Final = "Not sent: more than 5 e-mails in a minute or 50 in a day"
 TOO_MANY_REQUESTS: Final = "Not sent: more than 5 HTTP requests in a minute or 50 in a day"
@@ -146,7 +147,7 @@ class RuleSender:
                 try:
                     self._send(firing, one, known, batch)
                 except DomainError as error:
-                    batch.problems.append(_problem(firing, f"rule.then.{one.index}", text_of(error)))
+                    batch.problems.append(_problem(firing, f"rule.then.{one.index}", error_text(error)))
         for stop in stops:
             batch.stops.append((stop, self._stop_letter(stop, known)))
         return batch
@@ -204,7 +205,7 @@ class RuleSender:
             try:
                 self._wanted.put_in(tx, wish)
             except DomainError as error:
-                problems.append(_problem(firing, field_, text_of(error)))
+                problems.append(_problem(firing, field_, error_text(error)))
         problems += [exceeded for exceeded, letter in batch.letters if not self._mails.add(tx, letter)]
         for exceeded, content in batch.requests:
             running = exceeded.running
@@ -225,7 +226,7 @@ def _mail_addresses(tx: Transaction, users: Iterable[UserKey]) -> dict[UserKey, 
     return {key: user.email for key, user in tx.accounts.users_with(users).items()}
 
 
-def text_of(error: DomainError) -> str:
+def error_text(error: DomainError) -> str:
     if not isinstance(error, ValidationFailed):
         return str(error)
     return "; ".join(f"{finding.field}: {', '.join(finding.messages)}" for finding in error.findings)

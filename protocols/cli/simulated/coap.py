@@ -11,7 +11,7 @@ from aiocoap.error import Error
 from aiocoap.numbers.contentformat import ContentFormat
 
 from protocols.cli.simulated.simulation import LinkLostError, RefusedError, Simulation
-from protocols.cli.simulated.waiting import first_to_end, within
+from protocols.cli.simulated.waiting import answered_within, first_to_end
 
 _ANSWER_SECONDS = 120  # more than aiocoap takes until it gives up (RFC 7252, 4.8.2)
 _CANCEL_SECONDS = 2
@@ -38,7 +38,7 @@ async def _converse(plan: Simulation) -> None:
 
 async def _observe_and_send(context: aiocoap.Context, plan: Simulation) -> None:
     observation = context.request(aiocoap.Message(code=aiocoap.GET, uri=_uri(plan, "actions"), observe=0))
-    registered = await within(_ANSWER_SECONDS, observation.response)
+    registered = await answered_within(_ANSWER_SECONDS, observation.response)
     _raise_if_refused(registered)
     if registered.opt.observe is None:
         raise LinkLostError(f"the daemon does not let itself be observed: {registered.code}")
@@ -47,7 +47,7 @@ async def _observe_and_send(context: aiocoap.Context, plan: Simulation) -> None:
     finally:
         with suppress(Error, OSError, TimeoutError):
             cancellation = aiocoap.Message(code=aiocoap.GET, uri=_uri(plan, "actions"), observe=1)
-            await within(_CANCEL_SECONDS, context.request(cancellation, handle_blockwise=False).response)
+            await answered_within(_CANCEL_SECONDS, context.request(cancellation, handle_blockwise=False).response)
     for task in ended:
         task.result()
 
@@ -60,7 +60,7 @@ async def _send(context: aiocoap.Context, plan: Simulation) -> None:
             payload=msgspec.json.encode({"data": plan.next_data()}),
             content_format=ContentFormat.JSON,
         )
-        answer = await within(_ANSWER_SECONDS, context.request(message).response)
+        answer = await answered_within(_ANSWER_SECONDS, context.request(message).response)
         if answer.code.is_successful():
             plan.acknowledged()
         else:

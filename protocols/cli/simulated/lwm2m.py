@@ -53,7 +53,7 @@ class _RebootError(Exception):
 def run(plan: Simulation) -> None:
     """Serve until the plan is finished. Raises LinkLostError or RefusedError."""
     try:
-        trio.run(serve, plan)
+        trio.run(serve_board, plan)
     except Exception as error:  # trio wraps errors in groups; what is not explained is raised again
         for leaf in leaves(error):
             if isinstance(leaf, RefusedError | LinkLostError):
@@ -65,7 +65,7 @@ def run(plan: Simulation) -> None:
         raise
 
 
-async def serve(plan: Simulation, board_of: Callable[[Callable[[], float]], Board] = Board) -> None:
+async def serve_board(plan: Simulation, board_of: Callable[[Callable[[], float]], Board] = Board) -> None:
     """Register, and again after each restart of the device, until the plan is finished.
 
     `board_of` makes the board from its temperature.

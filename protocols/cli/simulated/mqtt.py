@@ -9,7 +9,7 @@ from amqtt.errors import AMQTTError, ClientError, ConnectError
 from amqtt.mqtt.constants import QOS_0, QOS_1
 
 from protocols.cli.simulated.simulation import LinkLostError, RefusedError, Simulation
-from protocols.cli.simulated.waiting import first_to_end, within
+from protocols.cli.simulated.waiting import answered_within, first_to_end
 
 _ANSWER_SECONDS = 30
 _REFUSALS = (4, 5)  # CONNACK: bad credentials, not authorized
@@ -45,7 +45,7 @@ async def _converse(simulation: Simulation) -> None:
 async def _exchange(client: MQTTClient, simulation: Simulation) -> None:
     actions, errors = f"/v1.1/actions/{simulation.device}", f"/v1.1/errors/{simulation.device}"
     topics = [(topic, QOS_0) for topic in (actions, errors, f"/v1.1/wanted/{simulation.device}")]
-    granted = await within(_ANSWER_SECONDS, client.subscribe(topics))
+    granted = await answered_within(_ANSWER_SECONDS, client.subscribe(topics))
     if _REFUSED_TOPIC in granted:
         raise RefusedError(f"subscription to {actions} or {errors}")
     for task in await first_to_end(_send(client, simulation), _receive(client, simulation, errors)):
@@ -59,7 +59,7 @@ async def _send(client: MQTTClient, simulation: Simulation) -> None:
     topic = f"/v1.1/messages/{simulation.device}"
     while not simulation.is_finished:
         payload = msgspec.json.encode(simulation.next_data())
-        await within(_ANSWER_SECONDS, client.publish(topic, payload, qos=QOS_1))
+        await answered_within(_ANSWER_SECONDS, client.publish(topic, payload, qos=QOS_1))
         simulation.acknowledged()
         if not simulation.is_finished:
             await asyncio.sleep(simulation.period_seconds)

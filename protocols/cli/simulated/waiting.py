@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-async def within(seconds: float, answer: Awaitable[T]) -> T:
+async def answered_within(seconds: float, answer: Awaitable[T]) -> T:
     """The answer. Raises TimeoutError when it takes longer.
 
     Not `asyncio.wait_for`: before Python 3.12 it may lose a cancellation that comes together with the answer, and

@@ -20,8 +20,8 @@ from protocols.coap.incoming import Incoming
 from protocols.coap.lwm2m.device import RegisteredDevice
 from protocols.coap.lwm2m.exchanges import Exchange
 from protocols.coap.lwm2m.formats.content import ANSWER_BYTES
-from protocols.coap.lwm2m.requests import DeviceRequest, read_request
-from protocols.coap.lwm2m.server import Lwm2mResponse, Lwm2mServer, internal_error, refusal
+from protocols.coap.lwm2m.requests import DeviceRequest, read_device_request
+from protocols.coap.lwm2m.server import Lwm2mResponse, Lwm2mServer, internal_error, lwm2m_refusal
 from protocols.coap.message_layer import MessageEvent, RequestReceived, ResponseReceived
 from protocols.coap.messages import (
     ACK,
@@ -167,7 +167,7 @@ class Lwm2mEndpoint(SessionEndpoint[DatagramPeer]):
 
     def _request(self, session: DatagramPeer, incoming: Incoming) -> None:
         try:
-            request = read_request(incoming.message)
+            request = read_device_request(incoming.message)
             blocks = self._collected(session, request)
             if isinstance(blocks, Lwm2mResponse):
                 self._answer(session, incoming, blocks)
@@ -176,16 +176,18 @@ class Lwm2mEndpoint(SessionEndpoint[DatagramPeer]):
             else:
                 self._answer(session, incoming, self._server.answer(session, blocks))
         except trio.WouldBlock:
-            self._answer(session, incoming, refusal(StorageUnavailable("too many registrations and Sends at once")))
+            self._answer(
+                session, incoming, lwm2m_refusal(StorageUnavailable("too many registrations and Sends at once"))
+            )
         except BadOption as error:
             if incoming.message.type == NON:  # RFC 7252, 5.4.1: rejected, that is, ignored
                 session.message_layer.ignore(incoming)
             else:
-                self._answer(session, incoming, refusal(error))
+                self._answer(session, incoming, lwm2m_refusal(error))
         except DomainError as error:
             enter(session.origin)
             self._server.note_refusal(session, error)
-            self._answer(session, incoming, refusal(error))
+            self._answer(session, incoming, lwm2m_refusal(error))
 
     def _collected(self, session: DatagramPeer, request: DeviceRequest) -> DeviceRequest | Lwm2mResponse:
         """The request with its whole body, or the answer that asks for the next block. Raises DomainError."""
@@ -210,7 +212,7 @@ class Lwm2mEndpoint(SessionEndpoint[DatagramPeer]):
             return await self._server.answer_stored(session, request)
         except DomainError as error:
             self._server.note_refusal(session, error)
-            return refusal(error)
+            return lwm2m_refusal(error)
 
     def _stored(
         self, session: DatagramPeer, incoming: Incoming, request: DeviceRequest, answer: Lwm2mResponse | Failure

@@ -34,13 +34,13 @@ from protocols.coap.lwm2m.formats.content import (
     LWM2M_JSON,
     SENML_CBOR,
     SENML_JSON,
-    decode,
+    decode_content,
     encode_paths,
-    encode_text,
+    encode_plain_text,
     is_link_format,
     says_types,
 )
-from protocols.coap.lwm2m.formats.values import UnreadablePayload, shown
+from protocols.coap.lwm2m.formats.values import UnreadablePayload, path_text
 from protocols.coap.lwm2m.kinds import KindOf
 from protocols.coap.lwm2m.links import Offer, parse_discovered
 from protocols.coap.messages import LINK_FORMAT, TEXT, CoapMessage, Code, Option, content_format, encode_options, uint
@@ -256,13 +256,13 @@ class RegisteredDevice:
         body, answer = await self._get(path, "Read", *options)
         format_ = _number(option_of(answer, Option.CONTENT_FORMAT))
         try:
-            return format_, decode(format_, body, path, self._now_ms(), self._kinds)
+            return format_, decode_content(format_, body, path, self._now_ms(), self._kinds)
         except UnreadablePayload as error:
             raise _unreadable("Read", path, error) from error
 
     async def write(self, path: ResourcePath, value: ResourceValue) -> None:
         """As ManagedSession."""
-        payload = encode_text(path, value, self._kinds)
+        payload = encode_plain_text(path, value, self._kinds)
         if len(payload) > DEVICE_VALUE_BYTES:
             raise ValueError(f"a value of more than {DEVICE_VALUE_BYTES} bytes cannot be written")
         await self._change(Code.PUT, path, "Write", (content_format(TEXT),), payload)
@@ -353,7 +353,7 @@ class RegisteredDevice:
 
     def _decoded(self, format_: int | None, body: bytes, asked: ResourcePath, operation: str) -> Readings:
         try:
-            return decode(format_, body, asked, self._now_ms(), self._kinds)
+            return decode_content(format_, body, asked, self._now_ms(), self._kinds)
         except UnreadablePayload as error:
             raise _unreadable(operation, asked, error) from error
 
@@ -488,7 +488,7 @@ class RegisteredDevice:
         if Blocks().take(message):
             return observed.paths, None
         format_ = _number(option_of(message, Option.CONTENT_FORMAT))
-        readings = decode(format_, message.payload, observed.asked, self._now_ms(), self._kinds)
+        readings = decode_content(format_, message.payload, observed.asked, self._now_ms(), self._kinds)
         if self.unobserved or self.unreported:
             for path in latest(readings):
                 self.unobserved.pop(path, None)
@@ -541,4 +541,4 @@ def _raise_if_refused(answer: CoapMessage) -> None:
 
 
 def _unreadable(operation: str, path: ResourcePath, error: UnreadablePayload) -> UnreadableAnswerError:
-    return UnreadableAnswerError(f"The answer to {operation} {shown(path)} {error}.")
+    return UnreadableAnswerError(f"The answer to {operation} {path_text(path)} {error}.")

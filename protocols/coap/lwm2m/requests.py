@@ -35,7 +35,7 @@ class DeviceRequest(NamedTuple):
     payload: bytes
 
 
-def read_request(message: CoapMessage) -> DeviceRequest:
+def read_device_request(message: CoapMessage) -> DeviceRequest:
     """Read the options of a request.
 
     Raises:

@@ -23,7 +23,7 @@ from broker.device_management.sessions import (
 )
 from protocols.coap.containment import Failure, contain_async
 from protocols.coap.lwm2m.device import NotifiedReading, ObservedPaths, OnStored, RegisteredDevice
-from protocols.coap.lwm2m.formats.values import MAX_VALUES, shown
+from protocols.coap.lwm2m.formats.values import MAX_VALUES, path_text
 
 #: Object instances that are read after one registration at most.
 MAX_INSTANCES: Final = 64
@@ -31,7 +31,7 @@ _OBSERVED: Final[tuple[ResourcePath, ...]] = ((3, 0), (5, 0))
 #: Security, server and access control (0 to 2), and OSCORE: the server may not read them, or has no use for them.
 _NOT_READ: Final = frozenset({0, 1, 2, 21})
 
-#: So many fit into a request of 1,024 bytes, whatever their numbers are.
+#: This many fit into a request of 1,024 bytes, whatever their numbers are.
 _COMPOSITE_PATHS: Final = 40
 #: A device that notifies what was written to it has done so by then.
 _NOTIFIES_SECONDS: Final = 2.0
@@ -117,7 +117,7 @@ class Sequence:
         due = [path for path in settings.paths if not (path in registered.unobserved or registered.is_observed(path))]
         for path in due:
             if not registered.lists(path):
-                registered.unobserved[path] = f"The device does not list {shown(path[:2])}."
+                registered.unobserved[path] = f"The device does not list {path_text(path[:2])}."
         if due := [path for path in due if path not in registered.unobserved]:
             await self._observe_due(registered, settings, due)
 
@@ -145,20 +145,20 @@ class Sequence:
         registered.takes_composite = readings is not None and paths in registered.observations()
         if readings is not None and registered.takes_composite:
             for path in set(paths).difference(*(one.values for one in readings)):
-                registered.unobserved[path] = f"The device has not given a value of {shown(path)}."
+                registered.unobserved[path] = f"The device has not given a value of {path_text(path)}."
             await self._values_came(registered, readings)
 
     async def _observe_field(self, registered: RegisteredDevice, path: ResourcePath) -> None:
         try:
             readings = await registered.observe(path)
         except DeviceRefusedError as error:
-            registered.unobserved[path] = f"The device refuses to have {shown(path)} observed: {error.code}."
+            registered.unobserved[path] = f"The device refuses to have {path_text(path)} observed: {error.code}."
             raise
         except UnreadableAnswerError as error:
             registered.unobserved[path] = error.reason
             raise
         if not registered.is_observed(path):
-            registered.unobserved[path] = f"The device gives {shown(path)}, and does not observe it."
+            registered.unobserved[path] = f"The device gives {path_text(path)}, and does not observe it."
         await self._values_came(registered, readings)
 
     async def _instances(self, registered: RegisteredDevice) -> list[ResourcePath]:
@@ -184,7 +184,7 @@ class Sequence:
         try:
             await step()
         except DeviceRefusedError as error:
-            self.note(registered, "lwm2m_step_refused", f"{error.code} to {shown(path)}")
+            self.note(registered, "lwm2m_step_refused", f"{error.code} to {path_text(path)}")
         except UnreadableAnswerError as error:
             self.unreadable += 1
             self.note(registered, "lwm2m_unreadable", error.reason)
@@ -290,4 +290,4 @@ class Sequence:
 
 
 def _all_shown(paths: ObservedPaths) -> str:
-    return ", ".join(map(shown, paths))
+    return ", ".join(map(path_text, paths))

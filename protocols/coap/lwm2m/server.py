@@ -35,7 +35,7 @@ from protocols.coap.containment import Failure, contain
 from protocols.coap.errors import InternalError, MethodNotAllowed, Unfit, UnsupportedFormat, response_code
 from protocols.coap.lwm2m.device import OnStored, RegisteredDevice
 from protocols.coap.lwm2m.exchanges import Lwm2mLink
-from protocols.coap.lwm2m.formats.content import SENML_CBOR, SENML_JSON, decode
+from protocols.coap.lwm2m.formats.content import SENML_CBOR, SENML_JSON, decode_content
 from protocols.coap.lwm2m.formats.values import UnreadablePayload
 from protocols.coap.lwm2m.kinds import KindOf, kind_of, kind_of_either
 from protocols.coap.lwm2m.lifetimes import RegistrationTable
@@ -220,7 +220,7 @@ class Lwm2mServer:
         if request.format not in (SENML_JSON, SENML_CBOR):
             raise UnsupportedFormat
         try:
-            readings = decode(request.format, request.payload, (), self._clock.now_ms(), self._kinds)
+            readings = decode_content(request.format, request.payload, (), self._clock.now_ms(), self._kinds)
         except UnreadablePayload as error:
             self._sequence.unreadable += 1
             raise Unfit(f"The Send {error}") from error
@@ -474,7 +474,7 @@ def _is_of(registered: RegisteredDevice, peer: Lwm2mPeer) -> bool:
     return known is not None and shown_ is not None and compare_digest(shown_.leaf, known)
 
 
-def refusal(error: DomainError) -> Lwm2mResponse:
+def lwm2m_refusal(error: DomainError) -> Lwm2mResponse:
     """The answer for an error, with its text as diagnostic payload (RFC 7252, 5.5.2)."""
     return Lwm2mResponse(response_code(error), (), str(error).encode())
 

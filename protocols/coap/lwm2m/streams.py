@@ -17,8 +17,8 @@ from config.settings import Address
 from protocols.coap.containment import Failure, contain, contain_async
 from protocols.coap.lwm2m.device import RegisteredDevice
 from protocols.coap.lwm2m.exchanges import Exchange
-from protocols.coap.lwm2m.requests import DeviceRequest, read_request
-from protocols.coap.lwm2m.server import Lwm2mResponse, Lwm2mServer, internal_error, refusal
+from protocols.coap.lwm2m.requests import DeviceRequest, read_device_request
+from protocols.coap.lwm2m.server import Lwm2mResponse, Lwm2mServer, internal_error, lwm2m_refusal
 from protocols.coap.messages import CoapMessage, Code, encode_options, uint
 from protocols.coap.reliable import (
     ABORT,
@@ -30,7 +30,7 @@ from protocols.coap.reliable import (
     RELEASE,
     CoapFrameReader,
     MalformedFrame,
-    encode_frame,
+    encode_coap_frame,
     is_signalling,
 )
 from protocols.streams.connection import Need, StreamConnection
@@ -160,9 +160,9 @@ class DeviceStream(StreamConnection):
         if not self._has_signalled and message.code in (CSM, PING):
             self._has_signalled = True
             options = encode_options(((MAX_MESSAGE_SIZE, uint(MESSAGE_BYTES)),))
-            self.put(encode_frame(CSM, b"", options))
+            self.put(encode_coap_frame(CSM, b"", options))
         if message.code == PING:
-            self.put(encode_frame(PONG, message.token))
+            self.put(encode_coap_frame(PONG, message.token))
         elif message.code in (RELEASE, ABORT):
             self.end()
 
@@ -175,7 +175,7 @@ class DeviceStream(StreamConnection):
     def _answer(self, message: CoapMessage) -> Lwm2mResponse | None:
         """The answer; None when `work` gives it."""
         try:
-            request = read_request(message)
+            request = read_device_request(message)
             if self._server.needs_store(request):
                 self._asked = message.token, request
                 return None
@@ -202,12 +202,12 @@ class DeviceStream(StreamConnection):
 
     def _refused(self, error: DomainError) -> Lwm2mResponse:
         self._server.note_refusal(self, error)
-        return refusal(error)
+        return lwm2m_refusal(error)
 
     def _reply(self, token: bytes, answer: Lwm2mResponse | Failure) -> None:
         if isinstance(answer, Failure):
             answer = internal_error(answer)
-        self.put(encode_frame(answer.code, token, encode_options(answer.options), answer.payload))
+        self.put(encode_coap_frame(answer.code, token, encode_options(answer.options), answer.payload))
         self._is_answering = False
         if self.registered is not None and answer.code == Code.CREATED:
             self._server.begin(self)
@@ -225,7 +225,7 @@ class DeviceStream(StreamConnection):
         self.leave()
 
     def farewell(self) -> bytes:
-        return encode_frame(ABORT, b"") if self._is_malformed and self._has_signalled else b""
+        return encode_coap_frame(ABORT, b"") if self._is_malformed and self._has_signalled else b""
 
     def leave(self) -> None:
         for exchange in self._exchanges.values():
@@ -250,7 +250,7 @@ class DeviceStream(StreamConnection):
             with trio.fail_after(ANSWER_SECONDS):
                 while not self.has_room:
                     await self.wait_empty()
-                self.put(encode_frame(exchange.code, exchange.token, exchange.options, exchange.payload))
+                self.put(encode_coap_frame(exchange.code, exchange.token, exchange.options, exchange.payload))
                 return await exchange.answer()
         except trio.TooSlowError:
             raise SessionLostError from None

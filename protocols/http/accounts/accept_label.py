@@ -9,7 +9,7 @@ from broker.devices.labels import LabelledDevice, Labels
 from broker.errors import DomainError
 from broker.words import Words
 from protocols.http.accounts.browsers import LABEL_PARAMETER, OLD_FORM, Browsers
-from protocols.http.accounts.forms import FormData, shown
+from protocols.http.accounts.forms import FormData, csrf_subject
 from protocols.http.accounts.pages import notice, pages_blueprint, render_page
 from protocols.http.reading import Query
 
@@ -43,7 +43,7 @@ def accept_label_blueprint(labels: Labels, browsers: Browsers) -> Blueprint:
                 return _done(found)
             if not form.text("csrf"):  # the code was typed
                 return await _page(session, code)
-            if not session.proves(form.text("csrf"), *shown("label", found)):
+            if not session.proves(form.text("csrf"), *csrf_subject("label", found)):
                 return await _page(session, code, status=403, problem=OLD_FORM)
             return _done(await labels.claim(code, session.user))
         except DomainError as refused:
@@ -63,7 +63,7 @@ def accept_label_blueprint(labels: Labels, browsers: Browsers) -> Blueprint:
             user=session.user,
             device=found,
             code=code,
-            csrf=session.proof(*shown("label", found)),
+            csrf=session.proof(*csrf_subject("label", found)),
         )
 
     return routes

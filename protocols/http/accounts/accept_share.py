@@ -9,7 +9,7 @@ from broker.devices.shares import ShareInvitation, Shares, ShareStatus
 from broker.errors import PermissionDenied
 from broker.words import Words
 from protocols.http.accounts.browsers import OLD_FORM, SHARE_PARAMETER, Browsers
-from protocols.http.accounts.forms import FormData, shown
+from protocols.http.accounts.forms import FormData, csrf_subject
 from protocols.http.accounts.pages import notice, pages_blueprint, render_page
 from protocols.http.reading import Query
 
@@ -39,7 +39,7 @@ def accept_share_blueprint(shares: Shares, browsers: Browsers) -> Blueprint:
         session = await browsers.session()
         if session is None:
             return browsers.sign_in_page(_query(code))
-        if not session.proves(form.text("csrf"), *shown("share", invitation)):
+        if not session.proves(form.text("csrf"), *csrf_subject("share", invitation)):
             return _page(session, code, invitation, status=403, problem=OLD_FORM)
         status = {"accept": ShareStatus.ACCEPTED, "decline": ShareStatus.REJECTED}.get(form.text("decision"))
         if status is None:
@@ -69,7 +69,7 @@ def _page(
         user=session.user,
         invitation=invitation,
         code=code,
-        csrf=session.proof(*shown("share", invitation)),
+        csrf=session.proof(*csrf_subject("share", invitation)),
     )
 
 

@@ -10,7 +10,7 @@ from broker.trials.invitations import Invitation, TrialInvitations
 from broker.trials.roles import TrialRole
 from broker.words import Words
 from protocols.http.accounts.browsers import OLD_FORM, TRIAL_PARAMETER, Browsers
-from protocols.http.accounts.forms import FormData, shown
+from protocols.http.accounts.forms import FormData, csrf_subject
 from protocols.http.accounts.pages import notice, pages_blueprint, render_page
 from protocols.http.reading import Query
 
@@ -40,7 +40,7 @@ def accept_trial_blueprint(invitations: TrialInvitations, browsers: Browsers) ->
         session = await browsers.session()
         if session is None:
             return browsers.sign_in_page(_query(code))
-        if not session.proves(form.text("csrf"), *shown("trial", invitation)):
+        if not session.proves(form.text("csrf"), *csrf_subject("trial", invitation)):
             return _page(session, code, invitation, status=403, problem=OLD_FORM)
         if form.text("decision") != "accept":
             return _page(session, code, invitation, status=400, problem="Please choose Accept, or close this page.")
@@ -73,7 +73,7 @@ def _page(session: Session, code: str, invitation: Invitation, *, status: int = 
         invitation=invitation,
         takes_part=invitation.record.role == TrialRole.PARTICIPANT,
         code=code,
-        csrf=session.proof(*shown("trial", invitation)),
+        csrf=session.proof(*csrf_subject("trial", invitation)),
     )
 
 

@@ -12,7 +12,7 @@ from broker.accounts.sessions import CodeWanted, FormKeys, Session, Sessions
 from broker.errors import DomainError
 from broker.ids import is_id, new_id
 from broker.site import AccountsRoot
-from broker.trace.origin import acting
+from broker.trace.origin import set_actor
 from config.limits import SECOND_FACTOR_SECONDS, SESSION_SECONDS
 from protocols.cookies import SESSION_COOKIE
 from protocols.http.accounts.forms import as_field
@@ -177,7 +177,7 @@ class Browsers:
 def _spoken_to(session: Session | None) -> Session | None:
     """The session, in whose person's language the answer will be."""
     if session is not None:
-        acting(f"user {session.user.id}")
+        set_actor(f"user {session.user.id}")
         speak(session.user.language)
     return session
 

@@ -42,6 +42,6 @@ def in_address(query: bytes, *, but: Collection[str]) -> str:
     return quote("&".join(kept), safe=_STANDS_IN_A_QUERY)
 
 
-def shown(kind: str, content: object) -> tuple[bytes, bytes]:
+def csrf_subject(kind: str, content: object) -> tuple[bytes, bytes]:
     """Subject of a form's CSRF token: the content on the screen, so that a person agrees to nothing else."""
     return kind.encode(), repr(content).encode()

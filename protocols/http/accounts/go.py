@@ -19,7 +19,7 @@ from protocols.http.accounts.browsers import (
     remote_address,
 )
 from protocols.http.accounts.caching import account_page, accounts_path
-from protocols.http.accounts.forms import FormData, shown
+from protocols.http.accounts.forms import FormData, csrf_subject
 from protocols.http.accounts.pages import pages_blueprint, redirect, render_page, screen_values
 from protocols.http.reading import Query
 
@@ -94,7 +94,7 @@ async def _decide(
     device_codes: DeviceCodes, session: Session, code: str, csrf: str, decision: Literal["allow", "deny"]
 ) -> Response:
     waiting = await device_codes.find(code, address=remote_address())
-    if not session.proves(csrf, *shown("device", waiting)):
+    if not session.proves(csrf, *csrf_subject("device", waiting)):
         return _code_page(session, code, status=403, problem=_OLD_FORM)
     if decision == "allow":
         instead = await device_codes.approve(waiting, session.user.key, address=remote_address())
@@ -121,5 +121,5 @@ def _confirm_page(session: Session, waiting: WaitingDevice, *, problem: str = ""
         user=session.user,
         code=waiting.user_code,
         **screen_values(waiting.screen),
-        csrf=session.proof(*shown("device", waiting)),
+        csrf=session.proof(*csrf_subject("device", waiting)),
     )

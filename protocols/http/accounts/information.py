@@ -22,7 +22,7 @@ def information_blueprint(tokens: Tokens, guard: Guard) -> Blueprint:
 
     @routes.post("/checkToken")
     async def check_token() -> Response:
-        return await check(tokens)
+        return await validate_token(tokens)
 
     @routes.route("/revokeToken", methods=["POST", "PUT"])
     async def revoke_token() -> Response:
@@ -58,7 +58,7 @@ async def tell_about(tokens: Tokens) -> Response:
     )
 
 
-async def check(tokens: Tokens) -> Response:
+async def validate_token(tokens: Tokens) -> Response:
     await tokens.caller(_sure(await _token_in_body()))
     return _message("Token is valid")
 

@@ -13,7 +13,7 @@ from broker.errors import TooManyAttempts
 from config.mail import folded_address
 from protocols.http.accounts.browsers import OLD_FORM, Browsers, continuation, remote_address, user_agent
 from protocols.http.accounts.caching import accounts_path
-from protocols.http.accounts.forms import FormData, as_field, in_address, shown
+from protocols.http.accounts.forms import FormData, as_field, csrf_subject, in_address
 from protocols.http.accounts.go import CHANGED, redirect_to_go
 from protocols.http.accounts.pages import (
     is_head,
@@ -149,7 +149,7 @@ class AuthorizationFlow:
             if refused:
                 return outcome_response(await self._authorize.deny(asked))
             return await self.go_on(asked, session)
-        if not session.proves(form.text("csrf"), *shown("consent", screen), asked.query):
+        if not session.proves(form.text("csrf"), *csrf_subject("consent", screen), asked.query):
             return _consent_page(asked, session, screen, status=403, problem=OLD_FORM)
         match form.text("decision"):
             case "allow":
@@ -171,7 +171,7 @@ def _consent_page(
         **screen_values(screen),
         user=session.user,
         query=as_field(asked.query),
-        csrf=session.proof(*shown("consent", screen), asked.query),
+        csrf=session.proof(*csrf_subject("consent", screen), asked.query),
     )
 
 

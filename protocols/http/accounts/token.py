@@ -41,7 +41,7 @@ def token_blueprint(grants: TokenEndpoints) -> Blueprint:
     @routes.errorhandler(DomainError)
     @routes.errorhandler(StoreError)
     async def refused(error: DomainError | StoreError) -> Response:
-        return refusal_answer(refusal_for(error), app_refusals()).response()
+        return token_refusal(refusal_for(error), app_refusals()).response()
 
     @routes.errorhandler(HTTPException)
     async def refused_by_http(error: HTTPException) -> Response:
@@ -58,7 +58,7 @@ def token_blueprint(grants: TokenEndpoints) -> Blueprint:
     return routes
 
 
-def refusal_answer(error: DomainError, refusals: Refusals) -> Answer:
+def token_refusal(error: DomainError, refusals: Refusals) -> Answer:
     """Log a refusal, and answer with it."""
     note_refusal(refusals, "token_request", error)
     name = "temporarily_unavailable" if error.status == HTTPStatus.SERVICE_UNAVAILABLE else "invalid_request"

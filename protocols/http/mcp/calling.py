@@ -29,7 +29,7 @@ from protocols.http.answers import REST_ROOT, Answer
 from protocols.http.calls import RestCall
 from protocols.http.errors import failure_answer, refusal_answer
 from protocols.http.fast_path import Endpoint
-from protocols.http.mcp.fitting import ROOM, Fitted, at, changes, fit, is_part
+from protocols.http.mcp.fitting import ROOM, Fitted, at, changes, fit_answer, is_part
 from protocols.http.mcp.schemas import Argument, declared_calls
 from protocols.http.mcp.tools import GoesOn, Tool, ToolStep
 from protocols.http.request_context import RequestContext, current_request, set_current_request
@@ -85,13 +85,13 @@ class ToolCaller:
         answer = await self._make(step, arguments, {})
         if "error" in answer and answer.keys() <= {"error", "data"}:
             return self._told_error(answer)
-        fitted = fit(answer, step)
+        fitted = fit_answer(answer, step)
         if fitted.kept is not None and step.goes_on is GoesOn.BY_CURSOR:
             # The cursor of an answer is behind its last entry: ask for as many as fit.
             answer = await self._make(step, {**arguments, "count": fitted.kept}, {})
             if "error" in answer:
                 return self._told_error(answer)
-            fitted = fit(answer, step)
+            fitted = fit_answer(answer, step)
             if fitted.kept is not None:  # new ones came between
                 fitted = Fitted(None)
         if fitted.answer is None:
@@ -115,7 +115,7 @@ class ToolCaller:
                     return self._told_error(answer)
                 refused[step.member] = answer["error"]
                 continue
-            fitted = fit(answer, step, room)
+            fitted = fit_answer(answer, step, room)
             is_complete = is_complete and fitted.kept is None and fitted.answer is not None
             if fitted.answer is None:
                 left_out.append(step.member)

@@ -24,7 +24,7 @@ class Fitted(msgspec.Struct, frozen=True):
     next_entry: Any = None
 
 
-def fit(answer: dict[str, Any], step: ToolStep, room: int = ROOM) -> Fitted:
+def fit_answer(answer: dict[str, Any], step: ToolStep, room: int = ROOM) -> Fitted:
     """Cut the list of an answer, so that the answer has at most `room` bytes as JSON."""
     size = len(_encode(answer))
     if size <= room:

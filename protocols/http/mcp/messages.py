@@ -78,7 +78,7 @@ def read_message(body: bytes) -> dict[str, Any]:
     return message
 
 
-def id_of(message: Mapping[str, Any]) -> str | int | None:
+def request_id(message: Mapping[str, Any]) -> str | int | None:
     """The id of a request; None for a message without one. Raises RpcError."""
     if "id" not in message:
         return None
@@ -92,7 +92,7 @@ def id_of(message: Mapping[str, Any]) -> str | int | None:
 
 def asked_in(message: Mapping[str, Any], header: Header) -> Asked | None:
     """The request or notification in a message; None: it is an answer, to nothing that was asked. Raises RpcError."""
-    id_ = id_of(message)
+    id_ = request_id(message)
     method = message.get("method")
     if method is None and ("result" in message or "error" in message):
         return None

@@ -30,9 +30,9 @@ from protocols.http.mcp.messages import (
     RpcError,
     asked_in,
     error_of,
-    id_of,
     identity,
     read_message,
+    request_id,
     result_of,
 )
 from protocols.http.mcp.schemas import listed
@@ -108,7 +108,7 @@ class _Conversation:
         asked: Asked | None = None
         try:
             message = read_message(body)
-            id_ = id_of(message)
+            id_ = request_id(message)
             asked = asked_in(message, current_request().header)
             await _read_declarations()
             if asked is None or asked.id is None:

@@ -63,7 +63,7 @@ _IF_MATCH: Final = Annotated[str, text("Tags of earlier answers: without one tha
 _REFUSAL_KINDS: Final = {Counted.REST: "", Counted.MESSAGES: "Sending", Counted.NOT: "Uncounted"}
 
 
-def document(server_url: str, nouns: Iterable[type[RestCalls]]) -> dict[str, Any]:
+def openapi_document(server_url: str, nouns: Iterable[type[RestCalls]]) -> dict[str, Any]:
     """Describe the calls of `nouns` on a server whose REST root has the address `server_url`."""
     return _Document(tuple(nouns)).described(server_url)
 

@@ -11,7 +11,7 @@ from quart import Response, request
 from broker.core import Core
 from protocols.http.answers import REST_ROOT
 from protocols.http.calls import NO_TOKEN, NOTHING, Answers, Chapter, Counted, RestCall, RestCalls
-from protocols.http.openapi.document import document
+from protocols.http.openapi.document import openapi_document
 from protocols.http.rest.nouns import NOUNS
 from protocols.http.schema import about
 
@@ -65,7 +65,7 @@ _ADDRESSES_KEPT: Final = 2
 @lru_cache(_ADDRESSES_KEPT)
 def described(server_url: str) -> Mapping[str, Any]:
     """The document for the address of a REST root. It is shared: do not change it."""
-    return document(server_url, ALL_NOUNS)
+    return openapi_document(server_url, ALL_NOUNS)
 
 
 class _Served:

@@ -9,7 +9,7 @@ from broker.accounts.grants import IMPLICIT_ONLY
 from broker.accounts.room import AccountsRoom
 from broker.accounts.token_server import TokenResponse
 from broker.errors import Unauthorized
-from protocols.http.accounts.information import check, tell_about
+from protocols.http.accounts.information import tell_about, validate_token
 from protocols.http.accounts.token import note_refused_request, token_request
 from protocols.http.answers import json_answer
 from protocols.http.calls import (
@@ -117,7 +117,7 @@ class AccountsCalls(RestCalls):
         refusals={401: Unauthorized.template},
     )
     async def check_token(self) -> Response:
-        return await check(self._tokens)
+        return await validate_token(self._tokens)
 
     @RestCall(
         "GET",

@@ -86,7 +86,9 @@ class _OfferedShares(Shape):
     shares: list[OfferedShare]
 
 
-class _Offer(Shape):
+class OfferBody(Shape):
+    """To whom a device is offered: to share it, or to hand it over."""
+
     example = {"email": "bob@example.net"}
     any_of = (BodyForm(("email",)), BodyForm(("uid",)))
 
@@ -159,7 +161,7 @@ class DeviceShareCalls(RestCalls):
         about="Only the owner shares. The address need not belong to a user yet; it gets a mail with a link.",
         refusals={409: ALREADY_SHARED},
     )
-    async def offer(self, device: Device, body: _Offer) -> DataAndFlat[_Offered]:
+    async def offer(self, device: Device, body: OfferBody) -> DataAndFlat[_Offered]:
         share = await self._shares.offer(device, email=body.email, uid=body.uid)
         return DataAndFlat(_Offered(share.id, share.id))
 

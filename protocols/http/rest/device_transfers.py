@@ -11,11 +11,12 @@ from broker.devices.registry import Device
 from broker.devices.room import DevicesRoom
 from broker.devices.transfers import STILL_LINKED
 from broker.errors import PermissionDenied
-from config.limits import EMAIL_MAX_CHARACTERS, TRANSFER_DAYS, TRANSFERS_SHOWN
+from config.limits import TRANSFER_DAYS, TRANSFERS_SHOWN
 from protocols.http.calls import USER, Chapter, RestCall, RestCalls
 from protocols.http.openapi import samples
+from protocols.http.rest.device_shares import OfferBody
 from protocols.http.rest.named import NAMED_USER, named_device
-from protocols.http.schema import BodyForm, Data, Id, Shape, Timestamp, about, time_ms
+from protocols.http.schema import Data, Id, Shape, Timestamp, about, time_ms
 from storage.keys import UserKey
 from storage.records import UserRecord
 from storage.transfers import TransferRecord
@@ -59,14 +60,6 @@ class _Transfers(Shape):
     offers: Annotated[list[TransferObject], about("Devices of the user that are offered to others")]
 
 
-class _Offer(Shape):
-    example = {"email": "bob@example.net"}
-    any_of = (BodyForm(("email",)), BodyForm(("uid",)))
-
-    email: Annotated[str, about("Whom it is offered to", format="email", maxLength=EMAIL_MAX_CHARACTERS)] | None = None
-    uid: Annotated[str, about("A user id or an e-mail address", maxLength=EMAIL_MAX_CHARACTERS)] | None = None
-
-
 class _Decision(Shape):
     example = {"status": "ACCEPTED"}
 
@@ -104,7 +97,7 @@ class DeviceTransferCalls(RestCalls):
         f"offer ends after {TRANSFER_DAYS} days.",
         refusals={409: STILL_LINKED},
     )
-    async def offer(self, device: Device, body: _Offer) -> Data[TransferObject]:
+    async def offer(self, device: Device, body: OfferBody) -> Data[TransferObject]:
         return Data(_shown(device, await self._transfers.offer(device, email=body.email, uid=body.uid)))
 
     @RestCall(

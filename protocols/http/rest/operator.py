@@ -330,7 +330,7 @@ class OperatorCalls(RestCalls):
                 created_on=self._core.clock.now_ms(),
                 platform=platform.platform(),
                 python=platform.python_version(),
-                settings=without_texts(msgspec.to_builtins(self._core.settings, enc_hook=str)),
+                settings=masked_settings(msgspec.to_builtins(self._core.settings, enc_hook=str)),
                 overview=_overview(await self._operating.overview(), self._failing()),
                 checks=[_Check(*one) for one in await _checks(self._operating)],
                 refusals=[_refused(one) for one in self._operating.core.refusals.tally.latest()],
@@ -343,10 +343,10 @@ async def _checks(operating: OperatingRoom) -> list[tuple[str, bool, str]]:
     return [(one.check, one.ok, one.text) for one in await operating.the_machine().examine()]
 
 
-def without_texts(value: Any) -> Any:
+def masked_settings(value: Any) -> Any:
     """Settings as they may be shown to others: any text could be a secret or have one in it."""
     if isinstance(value, dict):
-        return {name: without_texts(one) for name, one in value.items()}
+        return {name: masked_settings(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
         return f"{len(value)} set"
     if isinstance(value, str):

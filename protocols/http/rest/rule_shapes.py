@@ -84,7 +84,7 @@ class RuleChangeBody(Shape, kw_only=True):
     scope: _Scope | None = None
 
 
-class FindingObject(Shape):
+class RuleFinding(Shape):
     field: _Field
     messages: list[str]
 
@@ -92,7 +92,7 @@ class FindingObject(Shape):
 class RuleErrorObject(Shape):
     code: Annotated[int, about("4001")]
     message: Annotated[str, about("Validation Error")]
-    errors: list[list[FindingObject]]
+    errors: list[list[RuleFinding]]
 
 
 class _ModelWarningObject(Shape):
@@ -373,9 +373,7 @@ def _aid(record: RuleRecord) -> str | UnsetType:
 
 
 def _error(findings: tuple[Finding, ...]) -> RuleErrorObject:
-    return RuleErrorObject(
-        4001, "Validation Error", [[FindingObject(one.field, list(one.messages)) for one in findings]]
-    )
+    return RuleErrorObject(4001, "Validation Error", [[RuleFinding(one.field, list(one.messages)) for one in findings]])
 
 
 def _warning(shown: RuleStatus) -> RuleWarningObject:

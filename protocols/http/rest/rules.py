@@ -22,7 +22,7 @@ from broker.rules.rulebook import (
     TOO_MANY_RULES,
     NewRule,
     RuleChanges,
-    provision_text,
+    rule_provision_text,
     rule_tag,
 )
 from config.limits import RULE_BODY_BYTES
@@ -287,7 +287,7 @@ class RuleCalls(RestCalls):
         answers=provision_answers(str, _PROVISION_EXAMPLE),
     )
     async def provision(self, record: RuleRecord) -> Answer:
-        return provision_answer(provision_text(record))
+        return provision_answer(rule_provision_text(record))
 
     @RestCall(
         "GET",

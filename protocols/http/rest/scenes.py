@@ -10,7 +10,7 @@ from broker.accounts.permissions import Permission
 from broker.accounts.tokens import Caller
 from broker.errors import DestinationDeviceDisabled, Finding, ValidationFailed, invalid
 from broker.scenes.room import ScenesRoom
-from broker.scenes.scenes import TOO_MANY_SCENES, Scene, provision_text, scene_tag
+from broker.scenes.scenes import TOO_MANY_SCENES, Scene, scene_provision_text, scene_tag
 from config.limits import NAME_MAX_CHARACTERS, SCENE_ACTIONS_MAX, SCENE_BODY_BYTES, SCENE_DESCRIPTION_MAX_CHARACTERS
 from protocols.http.answers import Answer
 from protocols.http.calls import NOTHING, USER, USER_OR_APPLICATION, Accepts, Chapter, RestCall, RestCalls
@@ -211,7 +211,7 @@ class SceneCalls(RestCalls):
         answers=provision_answers(Annotated[str, about("A table `[[scenes]]`")], _TEXT),
     )
     async def text(self, scene: Scene) -> Answer:
-        return provision_answer(provision_text(scene.record))
+        return provision_answer(scene_provision_text(scene.record))
 
     @RestCall(
         "PUT",

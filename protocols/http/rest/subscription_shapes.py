@@ -139,7 +139,7 @@ class SubscriptionObject(Shape, kw_only=True):
     modified_on: Timestamp
 
 
-class Handshake(Shape):
+class SubscriptionHandshake(Shape):
     example = {"aid": samples.AID, "subscriptionId": samples.SUBSCRIPTION, "nonce": samples.NONCE}
 
     aid: Id

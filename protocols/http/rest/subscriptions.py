@@ -25,12 +25,12 @@ from protocols.http.calls import (
 from protocols.http.openapi import samples
 from protocols.http.reading import Query
 from protocols.http.rest.subscription_shapes import (
-    Handshake,
     ListedQuery,
     NewSecret,
     NewSubscriptionBody,
     NotificationObject,
     SubscriptionChange,
+    SubscriptionHandshake,
     SubscriptionObject,
     Validation,
     subscription_object,
@@ -85,7 +85,7 @@ class SubscriptionCalls(RestCalls):
                 "{$request.body#/callbackUrl}",
                 "The handshake",
                 "Comes once, without a signature. The answer does not matter: the nonce goes to `validate`.",
-                Handshake,
+                SubscriptionHandshake,
             ),
             CalledBack(
                 "notification",

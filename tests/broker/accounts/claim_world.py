@@ -16,9 +16,9 @@ from broker.rules.rulebook import NewRule
 from broker.services import Services
 from broker.subscriptions.creation import NewSubscription
 from broker.trials.trials import NewTrial
-from storage.database import Transaction
 from storage.keys import ApplicationKey, UserKey
 from storage.records import GrantRecord, SecondFactorRecord, UserRecord
+from storage.transaction import Transaction
 from tests.factories import ADA_TOKEN, BOB, KITCHEN, World, allow
 
 ADDRESS: Final = "boss@corp.example"

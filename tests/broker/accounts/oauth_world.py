@@ -12,8 +12,8 @@ from broker.accounts.token_endpoints import TokenRequest
 from broker.accounts.token_server import TokenResponse
 from broker.secrets import Vault
 from broker.services import Services
-from storage.database import Transaction
 from storage.records import UserRecord
+from storage.transaction import Transaction
 from tests.factories import ACME, ADA, BOB, change_application, new_application, new_device_type
 
 WEB, MOBILE, BOTH, PAGE, SERVER, TV = ("a1" * 16, "a2" * 16, "a3" * 16, "a4" * 16, "a5" * 16, "a6" * 16)

@@ -26,8 +26,8 @@ from broker.trials.invitations import NewInvitation
 from broker.trials.roles import TrialRole
 from broker.trials.trials import NewTrial
 from config.settings import Settings
-from storage.database import Transaction
 from storage.records import DeviceTokenRecord, UserRecord
+from storage.transaction import Transaction
 from tests.broker.accounts.claim_world import (
     ADDRESS,
     Former,

@@ -14,7 +14,7 @@ from broker.accounts.authorize import AuthorizationRequest, Redirect
 from broker.accounts.consent import ConsentScreen
 from broker.accounts.openid import scope_of
 from broker.errors import PermissionDenied
-from storage.database import Transaction
+from storage.transaction import Transaction
 from tests.broker.accounts.oauth_world import (
     CALLBACK,
     MOBILE,

@@ -9,7 +9,7 @@ import pytest
 from broker.accounts.sessions import WrongPassword
 from broker.errors import LinkOver, TooManyAttempts, Unauthorized, ValidationFailed
 from broker.services import Services
-from storage.database import Transaction
+from storage.transaction import Transaction
 from tests.broker.accounts.oauth_world import TV, WEB, OAuthWorld, basic, granted, refused
 from tests.factories import ADA_TOKEN, KITCHEN_TOKEN
 from tests.fakes import FakeClock

@@ -12,7 +12,7 @@ from broker.errors import TooManyAttempts
 from broker.secrets import Passwords, Vault
 from broker.services import Services
 from config.limits import PASSWORD_ADDRESS_MISSES
-from storage.database import Transaction
+from storage.transaction import Transaction
 from tests.factories import ADA, World
 from tests.fakes import FakeClock
 from tests.protocols.http.accounts.browser import PASSWORD, give_password

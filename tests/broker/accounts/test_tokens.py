@@ -10,8 +10,8 @@ from broker.errors import Unauthorized
 from broker.facts import DeviceChanged, TokenRevoked
 from broker.secrets import token_hash
 from broker.services import Services
-from storage.database import Transaction
 from storage.records import TokenRecord
+from storage.transaction import Transaction
 from tests.builders import ServicesOpener
 from tests.factories import (
     ADA,

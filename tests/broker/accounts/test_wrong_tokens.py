@@ -15,8 +15,8 @@ from broker.services import Services
 from broker.trace.origin import Origin, enter
 from config.limits import WRONG_TOKEN_TRIES
 from config.settings import Limits, Settings
-from storage.database import Transaction
 from storage.records import TokenRecord
+from storage.transaction import Transaction
 from tests.factories import ADA_TOKEN, KITCHEN_TOKEN, NOW_MS, World
 from tests.fakes import FakeClock
 

@@ -17,9 +17,9 @@ from broker.mail import OutgoingMail
 from broker.secrets import Vault
 from broker.services import Services
 from config.limits import ALARM_LINK_HOURS, ALARM_NOTICE_HOURS, ALARM_NOTICES_A_HOUR
-from storage.database import Transaction
 from storage.keys import Milliseconds
 from storage.records import UserRecord
+from storage.transaction import Transaction
 from tests.broker.alarms.test_life import alarms, ringing
 from tests.broker.rules.home import Home, when
 from tests.builders import ServicesOpener

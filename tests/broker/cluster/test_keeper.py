@@ -12,7 +12,7 @@ from broker.cluster.fenced import FencedError, ReplacedError
 from broker.cluster.keeper import Keeper
 from broker.cluster.leases import Lease, LeaseName, Leases, NodeStatus
 from broker.life import Life
-from storage.database import StoreEngine
+from storage.engines.port import StoreEngine
 from storage.engines.sqlite import SqliteEngine
 from storage.lease_table import LeaseTable
 from storage.leases import LeaseRecord

@@ -6,7 +6,7 @@ from trio.testing import MockClock
 
 from broker.cluster.facts import FactLog
 from broker.cluster.fenced import FencedError
-from storage.database import CommitGroup
+from storage.commit_group import CommitGroup
 from storage.keys import DeviceKey, Milliseconds, Position, Ticket
 from storage.records import MessageRow
 from storage.sql import StoreError

@@ -23,10 +23,10 @@ from broker.device_types.catalog import DeviceType
 from broker.devices.registry import Device
 from broker.ids import new_id
 from broker.services import Services
-from storage.database import Transaction
 from storage.firmware import FirmwareImageRecord
 from storage.keys import Milliseconds, UserKey
 from storage.tasks import DeviceTaskRecord, TaskHistoryRecord
+from storage.transaction import Transaction
 from tests.factories import LIGHT_TYPE, NOW_MS, new_device
 
 VERSION = "2.0"

@@ -17,10 +17,10 @@ from broker.facts import DeviceActionDelivered, DeviceActionFact, DeviceActionFa
 from broker.services import Services
 from config.limits import LWM2M_ACTIONS_WAITING
 from config.settings import Address, Lwm2m, Settings
-from storage.database import Transaction
 from storage.engines.sqlite import SqliteEngine
 from storage.keys import DeviceKey, Position
 from storage.sql import StoreError
+from storage.transaction import Transaction
 from tests.broker.device_management.devices import FakeSession, Fleet, mock_time
 from tests.builders import ServicesOpener
 from tests.factories import LIGHT_TYPE, build_world

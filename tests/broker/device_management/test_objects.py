@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from broker.device_management.models import ModelError, camel_case, parse_models, read_models
-from broker.device_management.objects import ObjectMap, leaves_of, nested
+from broker.device_management.objects import ObjectMap, nested, values_by_path
 from broker.device_management.registry import shipped_models, unit_of
 from broker.device_management.values import ValueType, parse_value
 from broker.device_types.manifest import Field, ValueClass
@@ -182,7 +182,7 @@ def test_other_values_are_refused(text: str, kind: ValueType) -> None:
 
 def test_leaves_and_trees_are_the_same() -> None:
     tree = {"a": {"b": 1, "c": {"d": [1]}}, "e": None}
-    assert nested(leaves_of(tree)) == tree
+    assert nested(values_by_path(tree)) == tree
 
 
 def test_the_registry_gives_names_types_units_and_operations() -> None:

@@ -7,10 +7,10 @@ from broker.device_management.configuration import ConfigurationChange
 from broker.device_management.sessions import Reading, ResourceValue
 from broker.facts import ManagementConfigured
 from broker.services import Services
-from storage.database import Transaction
 from storage.device_management import PropertySetRecord
 from storage.keys import Milliseconds
 from storage.records import ManifestRecord
+from storage.transaction import Transaction
 from tests.broker.device_management.devices import Fleet
 from tests.factories import NOW_MS
 from tests.rows import each_row

@@ -16,7 +16,7 @@ from broker.device_types.manifests import Manifests
 from broker.errors import ValidationFailed
 from broker.services import Services
 from broker.trace.origin import Origin, enter
-from storage.database import Transaction
+from storage.transaction import Transaction
 from tests.factories import LIGHT_MANIFEST, LIGHT_TYPE, World
 
 T = TypeVar("T")
@@ -104,7 +104,7 @@ async def test_each_document_is_read_once_and_old_versions_when_a_device_wants_t
     assert len(read) == 5
     newest = type_.versions[-1]
     records = await services.device_types.manifests.documents(type_.key)
-    documents.parsed.cache_clear()
+    documents.parsed_manifest.cache_clear()
     read.clear()
     again = DeviceType(type_.record, records)
     assert again.latest.version == newest

@@ -23,9 +23,9 @@ from broker.facts import (
 from broker.routing.connections import CloseReason
 from broker.secrets import token_hash
 from broker.services import Services
-from storage.database import Transaction
 from storage.keys import DeviceKey
 from storage.records import DeviceRecord
+from storage.transaction import Transaction
 from tests.builders import ServicesOpener
 from tests.factories import KITCHEN, KITCHEN_TOKEN, LIGHT_TYPE, World, build_world
 from tests.fakes import HeldRunner

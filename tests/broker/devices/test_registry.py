@@ -16,9 +16,9 @@ from broker.errors import DeviceNotFound, PermissionDenied, SourceDeviceDisabled
 from broker.facts import DeviceChanged, TokenRevoked
 from broker.secrets import token_hash
 from broker.services import Services
-from storage.database import Transaction
 from storage.keys import DeviceKey, UserKey
 from storage.records import ManifestRecord
+from storage.transaction import Transaction
 from tests.builders import ServicesOpener
 from tests.factories import (
     ADA_TOKEN,

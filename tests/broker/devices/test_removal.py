@@ -10,8 +10,8 @@ from broker.messages.history import Search
 from broker.messages.intervals import DAY_MS
 from broker.services import Services
 from config.limits import DELETED_DEVICE_DAYS
-from storage.database import Transaction
 from storage.keys import DeviceKey, Milliseconds
+from storage.transaction import Transaction
 from tests.factories import HALL, KITCHEN, World
 from tests.fakes import FakeClock
 

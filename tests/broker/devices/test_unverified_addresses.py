@@ -8,8 +8,8 @@ import pytest
 from broker.devices.shares import ShareStatus
 from broker.errors import PermissionDenied
 from broker.services import Services
-from storage.database import Transaction
 from storage.records import ShareRecord, UserRecord
+from storage.transaction import Transaction
 from tests.factories import BOBS, World, new_user
 
 ADDRESS = "eve@example.org"

@@ -10,12 +10,12 @@ import pytest
 from broker.export import merging
 from broker.export.merging import MergedRows
 from config.settings import Settings
-from storage.database import Transaction
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.log_index import EntryBuilder
 from storage.message_searches import MessageSearches, SortKey, sort_key
 from storage.records import MessageRow
 from storage.sql import StoreDamagedError
+from storage.transaction import Transaction
 from tests.rows import each_row
 from tests.stores import begin_store, lift_references, storage_of, store_of
 

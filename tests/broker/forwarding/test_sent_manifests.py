@@ -16,7 +16,7 @@ from broker.forwarding.sent_manifests import packed
 from broker.forwarding.wire import ForwardAsked, SentType
 from broker.services import Services
 from config.limits import FORWARD_BODY_BYTES
-from storage.database import Transaction
+from storage.transaction import Transaction
 from tests.broker.forwarding.conftest import Two
 from tests.factories import LIGHT_MANIFEST
 

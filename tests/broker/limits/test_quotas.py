@@ -26,8 +26,8 @@ from broker.limits.quotas import units_of
 from broker.limits.refusals import DailyQuotaExceeded, MonthlyQuotaExceeded, PlanLimitsNotSet
 from broker.services import Services
 from config.settings import Limits, Settings
-from storage.database import Transaction
 from storage.keys import DeviceTypeKey
+from storage.transaction import Transaction
 from tests.builders import ServicesOpener
 from tests.factories import ACME, KITCHEN, LIGHT_TYPE, NOW_MS, World, build_world, make_device
 from tests.fakes import FakeClock

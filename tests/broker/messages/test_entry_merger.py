@@ -8,9 +8,9 @@ from broker.cluster.leases import Lease, LeaseName
 from broker.devices.registry import Device
 from broker.messages.entry_merger import EntryMerger
 from broker.services import Services
-from storage.database import Transaction
 from storage.keys import Milliseconds, Position
 from storage.message_searches import Range
+from storage.transaction import Transaction
 from tests.damaged_pages import damage, leaves
 from tests.factories import NOW_MS, World
 from tests.fakes import FakeClock

@@ -9,7 +9,7 @@ from trio.testing import wait_all_tasks_blocked
 from broker.device_types.overview import FailedReading
 from broker.devices.inventory import DeviceChanges
 from broker.devices.registry import Device
-from broker.messages.failed_again import payload_of
+from broker.messages.failed_again import failed_payload
 from broker.services import Services
 from config.limits import FAILED_DAYS
 from storage.failed_readings import FailedReadingRecord
@@ -141,8 +141,8 @@ async def test_bytes_are_read_as_they_came(services: Services, kitchen: Device) 
 
 def test_a_text_that_looks_like_bytes_is_a_text() -> None:
     for text in ("hex:", "hex:6162", "hex:zz", "hex", "hex:0", ""):
-        assert payload_of(text) == text.encode()
-    assert payload_of("hex:ff00") == b"\xff\x00"
+        assert failed_payload(text) == text.encode()
+    assert failed_payload("hex:ff00") == b"\xff\x00"
 
 
 async def test_a_reading_of_a_type_reads_no_other_type(services: Services, kitchen: Device) -> None:

@@ -25,10 +25,10 @@ from broker.services import Services
 from broker.trace.origin import Origin, enter, on_whose_account
 from config.limits import CURSOR_MAX_CHARACTERS
 from storage import log_index, message_searches
-from storage.database import Transaction
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.message_searches import EVERYTHING, FieldMatch, SortKey
 from storage.records import MessageRow
+from storage.transaction import Transaction
 from tests.builders import opener_in
 from tests.factories import ACME, KITCHEN, LIGHT_TYPE, NOW_MS, World, build_world, new_device
 from tests.properties import examples

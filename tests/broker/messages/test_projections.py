@@ -18,13 +18,13 @@ from broker.messages.folds import Folds, Unsaved, open_buckets, write_folds
 from broker.messages.intervals import DAY_MS, HOUR_MS, MINUTE_MS, Interval
 from broker.messages.projections import WRITE_SECONDS, Projector
 from broker.services import Services
-from storage.database import Transaction
 from storage.engines.sqlite import SqliteEngine
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.message_searches import Range
 from storage.records import MessageRow, RollupRow, SnapshotRow
 from storage.snapshots import SnapshotStore
 from storage.sql import StoreDamagedError, StoreError
+from storage.transaction import Transaction
 from tests.builders import ServicesOpener
 from tests.factories import NOW_MS, World, build_world, new_device
 from tests.fakes import BreakableEngine, FakeClock, HeldRunner

@@ -29,11 +29,11 @@ from broker.messages import folds, log_indexer, projections
 from broker.messages.ingest import Commit
 from broker.messages.intervals import DAY_MS, HOUR_MS, MINUTE_MS, Interval
 from broker.services import Services
-from storage.database import Transaction
 from storage.keys import DeviceKey, Milliseconds, Position, Ticket
 from storage.message_searches import Range
 from storage.snapshots import SnapshotStore
 from storage.sql import StoreDamagedError, StoreError
+from storage.transaction import Transaction
 from tests.builders import opener_in
 from tests.factories import NOW_MS, build_world
 from tests.fakes import BreakableEngine, OnTheLoop

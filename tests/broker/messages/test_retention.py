@@ -21,7 +21,6 @@ from broker.messages.retention import RETENTION_SWEEP_SECONDS, Retention
 from broker.messages.rollup_days import RollupDays
 from broker.services import Services
 from config.settings import Settings, Storage
-from storage.database import Transaction
 from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, Position
 from storage.records import DeviceTypeRecord, MessageRow
 from storage.retention import LogTable, RetentionStore

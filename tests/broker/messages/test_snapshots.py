@@ -20,8 +20,8 @@ from broker.facts import Router
 from broker.messages.folds import Fields
 from broker.messages.projections import WRITE_SECONDS, Projector
 from broker.services import Services
-from storage.database import Transaction
 from storage.keys import DeviceKey, Milliseconds, Position
+from storage.transaction import Transaction
 from tests.builders import ServicesOpener, opener_in
 from tests.factories import NOW_MS, build_world
 from tests.fakes import FakeClock, HeldRunner

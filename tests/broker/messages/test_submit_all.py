@@ -27,9 +27,9 @@ from broker.errors import DomainError
 from broker.services import Services
 from config.limits import CLOCK_STEP_MS, JSON_NESTING_MAX, MAX_DATA_BYTES
 from config.settings import Limits, Settings
-from storage.database import Transaction
 from storage.keys import Milliseconds, Position
 from storage.records import ManifestRecord, MessageRow
+from storage.transaction import Transaction
 from tests.builders import ServicesOpener
 from tests.factories import ACME, LIGHT_MANIFEST, NOW_MS, build_world
 from tests.fakes import FakeClock

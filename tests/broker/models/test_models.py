@@ -16,9 +16,9 @@ from broker.models.learner import LearningNotInstalled
 from broker.models.models import Model, RuleModel
 from broker.models.training import next_training
 from broker.services import Services
-from storage.database import Transaction
 from storage.keys import Milliseconds, RuleKey
 from storage.models import ModelRecord
+from storage.transaction import Transaction
 from tests.broker.models.worlds import TaughtLearner, send_wave
 from tests.builders import ServicesOpener
 from tests.factories import ADA, ADA_TOKEN, BOBS, HALL, KITCHEN, NOW_MS, World, build_world

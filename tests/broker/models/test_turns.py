@@ -10,9 +10,9 @@ from broker.facts import Router
 from broker.models.shelf import Shelf
 from broker.models.training import Training
 from broker.services import Services
-from storage.database import Transaction
 from storage.keys import Milliseconds, UserKey
 from storage.models import ModelRecord
+from storage.transaction import Transaction
 from tests.factories import NOW_MS, World
 
 

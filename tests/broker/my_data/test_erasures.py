@@ -16,18 +16,18 @@ from broker.errors import PermissionDenied, ValidationFailed
 from broker.export.status import ExportStatus
 from broker.messages import recounts
 from broker.messages.decoding import decoded
-from broker.messages.folds import Fields, merge_message, open_buckets, saved_fields
+from broker.messages.folds import Fields, merge_fields, open_buckets, saved_fields
 from broker.messages.intervals import DAY_MS, HOUR_MS, MINUTE_MS
 from broker.messages.rollups import LEVELS, Buckets, Cells, collect, merge_into, summarised, summary_of
 from broker.my_data import erasures
 from broker.my_data.erasures import ErasureStatistics, TooManyErasures
 from broker.services import Services
-from storage.database import Transaction
 from storage.erasures import ErasureRecord, ErasureStore
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.message_searches import Range
 from storage.records import AuditFilter, MessageRow, RollupRow
 from storage.rollups import RollupStore
+from storage.transaction import Transaction
 from tests.broker.export.test_exports import ada, asking, finished, hall, kitchen, send
 from tests.factories import BOB_TOKEN, BOBS, KITCHEN, NOW_MS
 
@@ -85,7 +85,7 @@ def expected(rows: list[MessageRow]) -> tuple[Buckets, Fields]:
         for level, width in LEVELS:
             merge_into(buckets.setdefault((level, minute - minute % width), {}), summarised(values))
     for row, data in decoded(rows):
-        merge_message(fields, data, row)
+        merge_fields(fields, data, row)
     return buckets, fields
 
 

@@ -17,10 +17,10 @@ from broker.subscriptions.outlets import FAILURES_IN_A_ROW
 from broker.subscriptions.port import AttemptOutcome, Entry, StreamFailed, StreamRejected
 from broker.subscriptions.subscription import Subscription, SubscriptionStatus
 from config.limits import RETRY_SECONDS
-from storage.database import Transaction
 from storage.deliveries import AttemptRecord, DeliveryStore, NotificationRecord
 from storage.keys import OrganizationKey
 from storage.records import AuditFilter, GrantRecord
+from storage.transaction import Transaction
 from tests.builders import ServicesOpener
 from tests.callbacks import URL, FakeCallbacks, FakeStreams, Received, ada_of, sent, settled, streaming, subscribed
 from tests.factories import ADA, BOBS, DASHBOARD, HALL, KITCHEN, World, allow, build_world

@@ -14,8 +14,8 @@ from broker.subscriptions.port import AttemptOutcome
 from broker.subscriptions.subscription import Subscription
 from protocols.outbound.callbacks import notification_body
 from storage.alarms import AlarmFilter, AlarmRecord
-from storage.database import Transaction
 from storage.keys import ApplicationKey, Milliseconds
+from storage.transaction import Transaction
 from tests.broker.rules.home import Home, body, when
 from tests.builders import ServicesOpener
 from tests.callbacks import URL, FakeCallbacks, Received, ada_of, sent, settled, subscribed

@@ -9,10 +9,10 @@ import trio
 from broker.errors import DeviceNotFound
 from broker.services import Services
 from broker.trace.audit import AuditEvent, entry_of, note
-from broker.trace.origin import Origin, acting, enter
+from broker.trace.origin import Origin, enter, set_actor
 from config.settings import Audit, Settings
-from storage.database import Transaction
 from storage.records import AuditFilter, AuditRecord
+from storage.transaction import Transaction
 from tests.builders import ServicesOpener
 from tests.factories import ADA, ADA_TOKEN, KITCHEN, NOW_MS, World
 from tests.fakes import FakeClock
@@ -54,7 +54,7 @@ async def test_a_change_that_fails_leaves_no_entry(services: Services, world: Wo
 async def test_concurrent_writes_have_the_origin_of_their_own_task(services: Services) -> None:
     async def change(number: int) -> None:
         enter(Origin(f"192.0.2.{number}"))
-        acting(f"user {number}")
+        set_actor(f"user {number}")
         await trio.lowlevel.checkpoint()
         await services.core.database.write(lambda tx: note(tx, AuditEvent.SIGN_OUT, f"account {number}", now_ms=NOW_MS))
 

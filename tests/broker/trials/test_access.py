@@ -26,9 +26,9 @@ from broker.services import Services
 from broker.trials.invitations import NewInvitation
 from broker.trials.roles import TooManyTrials, TrialRole
 from broker.trials.trials import NewTrial, Trial
-from storage.database import Transaction
 from storage.keys import ApplicationKey, Milliseconds
 from storage.records import NEW_KEY, ApplicationRecord, AuditFilter, TokenRecord
+from storage.transaction import Transaction
 from tests.broker.export.test_exports import exported, send, stamps
 from tests.broker.routing.test_feeds import Codec, Watcher
 from tests.factories import (

@@ -17,8 +17,9 @@ from broker.wanted import wanted as wanted_module
 from broker.wanted.following import Following
 from broker.wanted.values import WantedState, read_wanted
 from config.limits import WANTED_FIELDS_MAX
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import DeviceKey
+from storage.transaction import Transaction
 from tests.builders import ServicesOpener
 from tests.factories import LIGHT_TYPE, NOW_MS, World, build_world
 from tests.fakes import FakeClock

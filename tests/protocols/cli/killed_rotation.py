@@ -15,7 +15,7 @@ from typing import Any
 
 from config.settings import Settings, Storage
 from protocols.cli.key import rotate_key
-from storage.engines.postgresql import PostgresqlConnection
+from storage.engines.postgresql_connection import PostgresqlConnection
 from storage.engines.sqlite import SqliteConnection
 
 

@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
-from protocols.cli.simulated.waiting import within
+from protocols.cli.simulated.waiting import answered_within
 
 
 def test_a_cancellation_that_comes_with_the_answer_is_kept() -> None:
     async def answer_and_cancel() -> bool:
         answer = asyncio.get_running_loop().create_future()
-        task = asyncio.create_task(within(60, answer))
+        task = asyncio.create_task(answered_within(60, answer))
         await asyncio.sleep(0)  # it waits now
         answer.set_result(None)
         task.cancel()
@@ -24,12 +24,12 @@ def test_an_answer_in_time() -> None:
     async def answer() -> bytes:
         return b"answer"
 
-    assert asyncio.run(within(60, answer())) == b"answer"
+    assert asyncio.run(answered_within(60, answer())) == b"answer"
 
 
 def test_no_answer_in_time() -> None:
     async def wait_in_vain() -> None:
-        await within(0, asyncio.get_running_loop().create_future())
+        await answered_within(0, asyncio.get_running_loop().create_future())
 
     with pytest.raises(TimeoutError):
         asyncio.run(wait_in_vain())

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from broker.errors import BadRequest, BodyTooLarge, TooManyAttempts
 from config.limits import COAP_BODY_BYTES
 from protocols.coap.messages import CBOR, Option, uint
-from protocols.coap.requests import cbor_to_json, json_to, refusal
+from protocols.coap.requests import cbor_to_json, json_to, refusal_response
 from tests.rows import each_row
 
 values = st.recursive(
@@ -125,12 +125,12 @@ def test_bytes_and_numbers_as_keys_become_text() -> None:
 
 
 def test_a_limit_has_the_time_to_wait() -> None:
-    answer = refusal(TooManyAttempts(retry_seconds=300), None)
+    answer = refusal_response(TooManyAttempts(retry_seconds=300), None)
     assert (answer.code, answer.options) == (0x9D, ((Option.MAX_AGE, uint(300)),))
     assert json.loads(answer.body)["error"]["code"] == 429
 
 
 def test_too_large_has_the_largest_size() -> None:
     """RFC 7959, 2.9.3."""
-    answer = refusal(BodyTooLarge(), None)
+    answer = refusal_response(BodyTooLarge(), None)
     assert (answer.code, answer.options) == (0x8D, ((Option.SIZE1, uint(COAP_BODY_BYTES)),))

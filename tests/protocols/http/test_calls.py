@@ -26,7 +26,7 @@ from protocols.http.calls import (
     RestCall,
     RestCalls,
 )
-from protocols.http.openapi.document import document
+from protocols.http.openapi.document import openapi_document
 from protocols.http.openapi.schemas import Schemas, example_of
 from protocols.http.openapi.serving import ALL_NOUNS
 from protocols.http.reading import Query
@@ -157,7 +157,7 @@ def test_no_handler_reads_a_request_of_quarts() -> None:
 
 
 def test_every_declared_call_is_in_the_document_once() -> None:
-    described = document("http://here/v1.1", ALL_NOUNS)["paths"]
+    described = openapi_document("http://here/v1.1", ALL_NOUNS)["paths"]
     assert sorted(declared()) == sorted((method, path) for path, methods in described.items() for method in methods)
 
 

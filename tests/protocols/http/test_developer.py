@@ -7,13 +7,13 @@ import pytest
 from msgspec.structs import replace
 from trio.testing import wait_all_tasks_blocked
 
-from broker.device_management.requests import TaskRequest, packed
+from broker.device_management.requests import TaskRequest, encode_task_request
 from broker.services import Services
 from broker.subscriptions.creation import NewSubscription
-from storage.database import Transaction
 from storage.keys import Milliseconds, OrganizationKey
 from storage.records import NEW_KEY
 from storage.tasks import TaskRecord
+from storage.transaction import Transaction
 from tests.factories import (
     ADA,
     ADA_TOKEN,
@@ -343,7 +343,7 @@ def _many_tasks(tx: Transaction, world: World, now_ms: Milliseconds) -> dict[str
         ("of Beta", foreign, "COMPLETE", now_ms),
         *((f"fine {number}", types[59], "COMPLETE", now_ms) for number in range(30)),
     ):
-        request = packed(TaskRequest(task_type="R", target="serverProperties.site", expires_after=60))
+        request = encode_task_request(TaskRequest(task_type="R", target="serverProperties.site", expires_after=60))
         made = TaskRecord(0, name, type_, request, status, now_ms, Milliseconds(changed_on), None, now_ms, None, "")
         keys[name] = task = tx.tasks.add(made).key
         tx.tasks.add_entries(task, [world.kitchen], acceptance="NOT_REQUIRED", now_ms=now_ms)

@@ -18,9 +18,9 @@ from broker.device_management.waiting import TaskWait
 from broker.services import Services
 from config.limits import DOWNLOAD_KEPT_HOURS
 from config.settings import Address, DeviceManagement, Limits, Settings
-from storage.database import Transaction
 from storage.keys import OrganizationKey
 from storage.tasks import DeviceTaskRecord, TaskRecord
+from storage.transaction import Transaction
 from tests.broker.device_management.devices import FakeSession, register
 from tests.factories import (
     ADA_TOKEN,

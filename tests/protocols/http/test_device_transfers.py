@@ -10,9 +10,9 @@ from trio.testing import wait_all_tasks_blocked
 from broker.facts import DeviceHandedOver, DeviceTakenOver, FactPhase
 from broker.services import Services
 from broker.trials.roles import TrialRole
-from storage.database import Transaction
 from storage.keys import DeviceKey, Milliseconds
 from storage.records import GrantRecord
+from storage.transaction import Transaction
 from storage.transfers import TransferRecord
 from tests.builders import ServicesOpener
 from tests.callbacks import FakeCallbacks

@@ -11,8 +11,8 @@ from broker.accounts.tokens import Caller
 from broker.errors import Unauthorized
 from broker.facts import DeviceCreated, DeviceDeleted, DeviceDisabled, DeviceEnabled, DeviceFact, DeviceUpdated
 from broker.services import Services
-from storage.database import Transaction
 from storage.records import GrantRecord, ManifestRecord
+from storage.transaction import Transaction
 from tests.factories import (
     ADA,
     ADA_TOKEN,

@@ -14,7 +14,7 @@ from protocols.http.docs.chapters import DocumentedCall, chapters
 from protocols.http.docs.objects import objects_guide
 from protocols.http.docs.prose import ProseBlock, ProseSection, sections, with_code
 from protocols.http.docs.rows import MemberRows
-from protocols.http.openapi.document import document
+from protocols.http.openapi.document import openapi_document
 from protocols.http.openapi.serving import ALL_NOUNS
 
 SHAPES = MemberRows(
@@ -95,7 +95,7 @@ def test_code_stands_between_backticks(text: str, html: str) -> None:
 
 @cache
 def described() -> dict[str, Any]:
-    return document("http://here/v1.1", ALL_NOUNS)
+    return openapi_document("http://here/v1.1", ALL_NOUNS)
 
 
 @cache

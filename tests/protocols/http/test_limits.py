@@ -10,7 +10,7 @@ from broker.services import Services
 from config.settings import Limits, Settings
 from protocols.http.allowances import paths_by_address
 from protocols.http.application import CALLS
-from storage.database import Transaction
+from storage.transaction import Transaction
 from tests.factories import (
     ACME,
     ADA,

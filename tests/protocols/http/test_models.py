@@ -9,8 +9,8 @@ import pytest
 from broker.models.definition import ModelStatus
 from broker.models.training import Training
 from broker.services import Services
-from storage.database import Transaction
 from storage.records import AuditFilter
+from storage.transaction import Transaction
 from tests.broker.models.worlds import learned
 from tests.factories import (
     ADA,

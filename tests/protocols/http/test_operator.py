@@ -19,7 +19,7 @@ from broker.services import Services
 from broker.trace.refusals import LISTED_SOURCES, Tally
 from config.settings import ConsoleSettings, PaymentSettings, Settings
 from protocols.http.rest.nouns import NOUNS
-from protocols.http.rest.operator import without_texts
+from protocols.http.rest.operator import masked_settings
 from storage.keys import Milliseconds
 from tests.factories import ADA, ADA_TOKEN, APPLICATION_TOKEN, BOB, BOB_TOKEN, KITCHEN_TOKEN, LIGHT_TYPE, World
 from tests.protocols.http.conftest import bearer
@@ -257,7 +257,7 @@ async def test_the_diagnostics_have_no_secrets(api: httpx.AsyncClient, ada: str)
 
 
 def test_of_texts_only_whether_they_are_set_is_shown() -> None:
-    shown = without_texts({"a": "secret", "b": "", "c": 7, "d": ["x", "y"], "e": {"f": None, "g": True}})
+    shown = masked_settings({"a": "secret", "b": "", "c": 7, "d": ["x", "y"], "e": {"f": None, "g": True}})
     assert shown == {"a": "set", "b": "", "c": 7, "d": "2 set", "e": {"f": None, "g": True}}
 
 

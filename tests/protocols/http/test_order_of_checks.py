@@ -34,10 +34,10 @@ from config.settings import Discover, Limits, Mqtt, Settings, TrialSettings
 from protocols.http.answers import REST_ROOT
 from protocols.http.application import build_app
 from storage.alarms import AlarmFilter
-from storage.database import Transaction
 from storage.deliveries import NotificationRecord
 from storage.keys import ApplicationKey, Milliseconds, OrganizationKey, UserKey
 from storage.records import GrantRecord
+from storage.transaction import Transaction
 from tests.certificates import Authority
 from tests.factories import (
     ADA,

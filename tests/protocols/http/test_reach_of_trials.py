@@ -10,8 +10,8 @@ from broker.accounts.tokens import CONSOLE_ID
 from broker.secrets import token_hash
 from broker.services import Services
 from broker.trials.roles import TrialRole
-from storage.database import Transaction
 from storage.records import GrantRecord, TokenRecord
+from storage.transaction import Transaction
 from tests.factories import ADA, ADA_TOKEN, BOB, NOW_MS, PANEL, World, allow, new_application
 from tests.fakes import FakeClock
 from tests.protocols.http.conftest import bearer

@@ -11,9 +11,9 @@ from broker.cluster.kinds import SUBSCRIPTION
 from broker.services import Services
 from broker.subscriptions.addresses import is_allowed_callback
 from broker.subscriptions.port import AttemptOutcome
-from storage.database import Transaction
 from storage.keys import Milliseconds, Position
 from storage.records import GrantRecord
+from storage.transaction import Transaction
 from tests.builders import ServicesOpener
 from tests.callbacks import URL, FakeCallbacks, ada_of, sent, settled, subscribed
 from tests.factories import (

@@ -10,8 +10,8 @@ from broker.accounts.consent import sign_in_grant
 from broker.secrets import token_hash
 from broker.services import Services
 from config.limits import DESCRIPTION_MAX_CHARACTERS, NAME_MAX_CHARACTERS
-from storage.database import Transaction
 from storage.records import NEW_KEY, TokenRecord
+from storage.transaction import Transaction
 from tests.factories import (
     ADA,
     ADA_TOKEN,

@@ -8,7 +8,7 @@ from broker.cluster.leases import LeaseName, NodeStatus
 from broker.services import Services
 from protocols.coap.lwm2m.server import Lwm2mStatistics
 from protocols.coap.statistics import DtlsStatistics, EndpointStatistics
-from protocols.metrics.collecting import members
+from protocols.metrics.collecting import statistics_members
 from protocols.metrics.table import BROKER, DAEMON, LISTENERS, Metric
 from protocols.operation.interpreter import LoopStatistics
 from storage.damage import DamageStatistics
@@ -31,7 +31,7 @@ ALL = [
 
 
 async def test_each_statistic_of_the_broker_has_a_metric(services: Services) -> None:
-    found = {name: set(members(statistics)) for name, statistics in services.core.life.statistics().items()}
+    found = {name: set(statistics_members(statistics)) for name, statistics in services.core.life.statistics().items()}
     assert found == {name: set(part) for name, part in BROKER.items()}
 
 

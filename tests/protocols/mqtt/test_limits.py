@@ -9,7 +9,7 @@ from broker.services import Services
 from config.limits import PACKETS_PER_TURN
 from config.settings import Limits, Settings
 from protocols.mqtt.packets import Will
-from storage.database import Transaction
+from storage.transaction import Transaction
 from tests.factories import ACME, HALL, HALL_TOKEN, KITCHEN, NOW_MS, World
 from tests.fakes import FakeClock
 from tests.protocols.mqtt.peers import (

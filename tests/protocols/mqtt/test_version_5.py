@@ -13,7 +13,7 @@ from broker.secrets import token_hash
 from config.settings import Limits, Mqtt, Settings
 from protocols.mqtt.packets import Will
 from protocols.mqtt.values import NO_PROPERTIES, Properties
-from storage.database import Transaction
+from storage.transaction import Transaction
 from tests.factories import ADA_TOKEN, HALL, HALL_TOKEN, KITCHEN, KITCHEN_TOKEN, NOW_MS, World
 from tests.protocols.mqtt.conftest import Runner
 from tests.protocols.mqtt.packets_by_paho import from_paho

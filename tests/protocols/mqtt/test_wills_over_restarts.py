@@ -13,10 +13,10 @@ from broker.wills.wills import WillStatistics
 from config.settings import Limits, Mqtt, Settings
 from protocols.mqtt.packets import Will
 from protocols.mqtt.values import Properties
-from storage.database import Transaction
 from storage.keys import DeviceKey, Milliseconds
 from storage.mqtt_wills import WillRecord
 from storage.sql import StoreError
+from storage.transaction import Transaction
 from tests.builders import ServicesOpener
 from tests.factories import HALL, KITCHEN, NOW_MS
 from tests.fakes import BreakableEngine, FakeClock

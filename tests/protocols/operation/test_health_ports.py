@@ -12,7 +12,7 @@ import trio
 
 from config.settings import Address
 from protocols.operation import health_ports
-from protocols.operation.health_ports import DATABASE_AWAY, STANDS_BY, Answers, Places, serve_health
+from protocols.operation.health_ports import DATABASE_AWAY, STANDS_BY, Places, StartingAnswers, serve_health
 from tests.free_port import free_port
 from tests.rows import each_row
 
@@ -22,13 +22,13 @@ Ask = Callable[..., Any]
 
 
 @pytest.fixture
-def said() -> list[Answers]:
+def said() -> list[StartingAnswers]:
     """The last one is what the daemon says."""
     return [STANDS_BY]
 
 
 @pytest.fixture
-async def opened(nursery: trio.Nursery, said: list[Answers]) -> AsyncIterator[Callable[..., Any]]:
+async def opened(nursery: trio.Nursery, said: list[StartingAnswers]) -> AsyncIterator[Callable[..., Any]]:
     async def open_one(*, context: ssl.SSLContext | None = None, is_proxied: bool = False, places: int = 10) -> int:
         port = free_port()
         serve = partial(serve_health, is_proxied=is_proxied, places=Places(places), answers=lambda: said[-1])
@@ -69,7 +69,7 @@ async def test_health_is_answered_and_all_else_refused(opened: Ask, line: bytes,
     assert (b"Retry-After: 5" in head) == (b"503" in status)
 
 
-async def test_health_says_that_the_database_is_away(opened: Ask, said: list[Answers]) -> None:
+async def test_health_says_that_the_database_is_away(opened: Ask, said: list[StartingAnswers]) -> None:
     port = await opened()
     said.append(DATABASE_AWAY)
     assert (await ask(port, b"GET /healthz HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 200")

@@ -26,7 +26,8 @@ from protocols.operation.restore import restore_backup
 from protocols.operation.standby import alone_for_a_command
 from protocols.operation.state import open_state
 from storage.engines import engine_at, engine_of, has_store
-from storage.engines.postgresql import PostgresqlConnection, PostgresqlEngine
+from storage.engines.postgresql import PostgresqlEngine
+from storage.engines.postgresql_connection import PostgresqlConnection
 from storage.engines.sqlite import SqliteEngine
 from storage.leases import LeaseStore
 from storage.sql import StoreError

@@ -19,7 +19,8 @@ from broker.devices.registry import Device
 from config.settings import SettingsError, Tracing, load_settings
 from protocols.outbound import tracing
 from protocols.outbound.tracing import MessageTraces, check_tracing, otlp_provider
-from storage.database import CommitGroup, Database
+from storage.commit_group import CommitGroup
+from storage.database import Database
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.records import MessageRow
 from storage.sql import StoreError

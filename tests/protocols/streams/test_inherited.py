@@ -12,7 +12,7 @@ import trio.testing
 from config.settings import Address
 from protocols.coap.sockets import DatagramSockets
 from protocols.daemon import _cancel_at_interrupt
-from protocols.streams.inherited import InheritedError, hand_over, inherited_sockets, open_tcp
+from protocols.streams.inherited import InheritedError, inherited_sockets, open_tcp, pass_sockets
 
 LISTENERS = ("http", "mqtt", "coap")
 ELSEWHERE = Address("127.0.0.1", 1)  # nobody may listen there: an inherited socket must be used instead
@@ -53,13 +53,13 @@ async def test_a_listener_takes_the_sockets_of_its_name(first: int) -> None:
     assert environ == {"OTHER": "1"}
     assert not any(os.get_inheritable(number) for number in range(first, first + 4))
 
-    hand_over(found["http"])
+    pass_sockets(found["http"])
     listeners = await open_tcp(ELSEWHERE, backlog=10)
     assert [listener.socket.getsockname()[1] for listener in listeners] == ports[:2]
     async with await trio.open_tcp_stream("127.0.0.1", ports[1]), await listeners[1].accept():
         pass
 
-    hand_over(found["coap"])
+    pass_sockets(found["coap"])
     with await DatagramSockets.bound(ELSEWHERE) as sock:
         assert sock.address.all == (Address("127.0.0.1", ports[2]), Address("127.0.0.1", ports[3]))
     for listener in listeners:
@@ -67,7 +67,7 @@ async def test_a_listener_takes_the_sockets_of_its_name(first: int) -> None:
 
 
 async def test_without_them_the_address_of_the_configuration_counts() -> None:
-    hand_over(())
+    pass_sockets(())
     (listener,) = await open_tcp(Address("127.0.0.1", 0), backlog=10)
     assert listener.socket.getsockname()[1] > 0
     await listener.aclose()
@@ -109,11 +109,11 @@ async def test_a_socket_of_the_other_kind_is_refused() -> None:
     stream, datagram, idle = listening(), datagrams(), socket.socket()
     with stream, datagram, idle:
         for wrong in (datagram, idle):
-            hand_over((wrong,))
+            pass_sockets((wrong,))
             with pytest.raises(InheritedError, match="ListenStream"):
                 await open_tcp(ELSEWHERE, backlog=10)
         for wrong in (stream, idle):
-            hand_over((datagram, wrong))
+            pass_sockets((datagram, wrong))
             with pytest.raises(InheritedError, match="ListenDatagram"):
                 await DatagramSockets.bound(ELSEWHERE)
 

@@ -14,7 +14,7 @@ from broker.life import Life
 from broker.limits.strangers import Strangers
 from config.limits import STRANGERS_PER_TURN, UNAUTHENTICATED_SECONDS
 from config.settings import Address
-from protocols.streams.listeners import PROXY_HEADER_SECONDS, Entrance, Stream, end_gently, sending_at_once, serve_tcp
+from protocols.streams.listeners import PROXY_HEADER_SECONDS, Entrance, Stream, end_gently, serve_tcp
 from protocols.streams.peers import authenticated, current_peer, turn_of_strangers
 from protocols.streams.proxies import TrustedProxies
 from tests.fakes import new_refusals
@@ -72,30 +72,6 @@ async def test_an_address_that_is_taken_is_an_error(nursery: trio.Nursery) -> No
     address = await listening(nursery, answer)
     with pytest.raises(OSError, match="in use"):
         await serve_tcp(address, answer, protocol="test", refusals=new_refusals(), life=Life(), connections=nursery)
-
-
-async def test_sending_at_once_takes_what_the_socket_takes(nursery: trio.Nursery) -> None:
-    taken: list[int] = []
-    done = trio.Event()
-
-    async def flood(stream: Stream) -> None:
-        assert isinstance(stream, trio.SocketStream)
-        send_now = sending_at_once(stream)
-        chunk = b"x" * 1_000_000
-        while (sent := send_now(chunk)) > 0:
-            taken.append(sent)
-        await stream.aclose()
-        assert send_now(b"y") == 0  # and the one that waits says why
-        done.set()
-
-    address = await listening(nursery, flood)
-    async with await trio.open_tcp_stream(address.host, address.port) as stream:
-        await done.wait()
-        received = 0
-        while data := await stream.receive_some():
-            received += len(data)
-    assert received == sum(taken) > 0
-    assert taken[-1] <= 1_000_000
 
 
 async def test_end_gently_lets_a_peer_that_still_sends_read_the_last_bytes(nursery: trio.Nursery) -> None:

@@ -13,10 +13,11 @@ from broker.devices.transfers import hand_over
 from broker.messages import log_feeds
 from broker.services import Services
 from config.limits import LOG_FEEDS_OF_ONE_USER, PING_SECONDS
+from storage.commit_group import CommitGroup
 from storage.data_readers import ITSELF
-from storage.database import CommitGroup, Transaction
 from storage.keys import Milliseconds, Position
 from storage.sql import StoreError
+from storage.transaction import Transaction
 from tests.factories import (
     ADA,
     ADA_TOKEN,

@@ -10,7 +10,7 @@ import cbor2
 from broker.device_management.sessions import Readings, ResourcePath, ResourceValue
 from protocols.coap.lwm2m.formats import tlv
 from protocols.coap.lwm2m.formats.records import cbor, decode_lwm2m_json, decode_senml_cbor, decode_senml_json
-from protocols.coap.lwm2m.formats.values import Collected, Scalar, UnreadablePayload, from_base64, shown
+from protocols.coap.lwm2m.formats.values import Collected, Scalar, UnreadablePayload, from_base64, path_text
 from protocols.coap.lwm2m.kinds import Kind, KindOf, kind_of
 from protocols.coap.messages import CBOR, JSON, LINK_FORMAT, OCTETS, TEXT
 from storage.keys import Milliseconds
@@ -29,7 +29,7 @@ _CBOR_NAME: Final = 0  # label of the name (RFC 8428, 6)
 _TRUE, _FALSE = ("1", "true"), ("0", "false")
 
 
-def decode(
+def decode_content(
     format_: int | None, payload: bytes, asked: ResourcePath, now_ms: Milliseconds, kinds: KindOf = kind_of
 ) -> Readings:
     """The values of an answer to a Read of `asked`, of a notification, or of a Send.
@@ -64,7 +64,7 @@ def says_types(format_: int | None, asked: ResourcePath) -> bool:
 
 def _only_of_a_resource(asked: ResourcePath, format_: str) -> None:
     if len(asked) < _RESOURCE_DEPTH:
-        raise UnreadablePayload(f"is {format_}, which cannot hold the values of {shown(asked)}")
+        raise UnreadablePayload(f"is {format_}, which cannot hold the values of {path_text(asked)}")
 
 
 def _text(payload: bytes, asked: ResourcePath, found: Collected) -> None:
@@ -111,14 +111,14 @@ def _cbor(payload: bytes, asked: ResourcePath, found: Collected) -> None:
         return
     _only_of_a_resource(asked, "a single value")
     if not isinstance(value, str | int | float | bytes):
-        raise UnreadablePayload(f"has no value for {shown(asked)}")
+        raise UnreadablePayload(f"has no value for {path_text(asked)}")
     found.add(asked, value)
 
 
 _READERS: Final[Mapping[int, Callable[[bytes, ResourcePath, Collected], None]]] = {
     TEXT: _text,
     OCTETS: _opaque,
-    TLV: tlv.decode,
+    TLV: tlv.decode_tlv,
     LWM2M_JSON: decode_lwm2m_json,
     SENML_JSON: decode_senml_json,
     SENML_CBOR: decode_senml_cbor,
@@ -132,7 +132,7 @@ def is_link_format(format_: int | None) -> bool:
     return format_ in (None, LINK_FORMAT)
 
 
-def encode_text(path: ResourcePath, value: ResourceValue, kinds: KindOf = kind_of) -> bytes:
+def encode_plain_text(path: ResourcePath, value: ResourceValue, kinds: KindOf = kind_of) -> bytes:
     """A value as text for a Write. Times are given in milliseconds and written in seconds, bytes are in BASE64.
 
     Raises:
@@ -153,5 +153,5 @@ def encode_text(path: ResourcePath, value: ResourceValue, kinds: KindOf = kind_o
 def encode_paths(format_: int, paths: Iterable[ResourcePath]) -> bytes:
     """The list of resources of a composite operation, in SenML JSON or SenML CBOR (LwM2M 1.1, 7.4.4)."""
     if format_ == SENML_JSON:
-        return json.dumps([{"n": shown(path)} for path in paths], separators=(",", ":")).encode()
-    return cbor2.dumps([{_CBOR_NAME: shown(path)} for path in paths])
+        return json.dumps([{"n": path_text(path)} for path in paths], separators=(",", ":")).encode()
+    return cbor2.dumps([{_CBOR_NAME: path_text(path)} for path in paths])

@@ -8,7 +8,7 @@ import msgspec
 from broker.device_management.sessions import ResourcePath
 from broker.errors import BadRequest
 from broker.numbers import number_out_of_range
-from protocols.coap.lwm2m.formats.values import Collected, Scalar, UnreadablePayload, from_base64, parse_path, shown
+from protocols.coap.lwm2m.formats.values import Collected, Scalar, UnreadablePayload, from_base64, parse_path, path_text
 from protocols.coap.requests import decode_cbor
 
 #: The members of SenML, as labels of CBOR (RFC 8428, 6).
@@ -122,9 +122,9 @@ def _seconds(path: ResourcePath, base: object, offset: object) -> float:
     """The time of a record: base time and time together. Raises Unreadable."""
     for part in (base, offset):
         if isinstance(part, bool) or not isinstance(part, int | float):
-            raise UnreadablePayload(f"has a time at {shown(path)} that is not a number")
+            raise UnreadablePayload(f"has a time at {path_text(path)} that is not a number")
         if not abs(part) <= _MOST_SECONDS:  # also for NaN
-            raise UnreadablePayload(f"has a time at {shown(path)} that is too far away")
+            raise UnreadablePayload(f"has a time at {path_text(path)} that is too far away")
     return base + offset  # type: ignore[operator,no-any-return]
 
 
@@ -135,14 +135,14 @@ def _member(record: Mapping[Any, Any], path: ResourcePath, *names: str, opaque: 
             value = record[name]
             wanted = _TYPES[name]
             if not isinstance(value, wanted) or (name == "v" and isinstance(value, bool)):
-                raise UnreadablePayload(f"has {name} of a wrong type at {shown(path)}")
+                raise UnreadablePayload(f"has {name} of a wrong type at {path_text(path)}")
             return cast("Scalar", value)
     encoded = record.get(opaque)
     if isinstance(encoded, bytes):
         return encoded
     if isinstance(encoded, str):
         return from_base64(path, encoded)
-    raise UnreadablePayload(f"has no value at {shown(path)}")
+    raise UnreadablePayload(f"has no value at {path_text(path)}")
 
 
 _TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from broker.device_management.sessions import ResourcePath
-from protocols.coap.lwm2m.formats.values import Collected, Scalar, UnreadablePayload, shown
+from protocols.coap.lwm2m.formats.values import Collected, Scalar, UnreadablePayload, path_text
 from protocols.coap.lwm2m.kinds import Kind
 
 _OBJECT_INSTANCE, _RESOURCE_INSTANCE, _MULTIPLE_RESOURCE, _RESOURCE = range(4)
@@ -36,14 +36,14 @@ def _entries(encoded: bytes) -> Iterator[_Entry]:
         yield _Entry(head >> 6, int.from_bytes(encoded[identifier_at:length_at], "big"), encoded[begin:at])
 
 
-def decode(payload: bytes, asked: ResourcePath, found: Collected) -> None:
+def decode_tlv(payload: bytes, asked: ResourcePath, found: Collected) -> None:
     """Collect the values of an answer to a Read of `asked`. Raises Unreadable."""
     for entry in _entries(payload):
         if entry.kind == _OBJECT_INSTANCE:
             found.take_room()  # also for one without a value
             instance = (asked[0], entry.identifier)
             if len(asked) > 1 and instance != asked[:2]:
-                raise UnreadablePayload(f"has {shown(instance)}, and {shown(asked)} was asked for")
+                raise UnreadablePayload(f"has {path_text(instance)}, and {path_text(asked)} was asked for")
             for inner in _entries(entry.value):
                 _resource(inner, instance, found)
         elif entry.kind == _RESOURCE_INSTANCE and len(asked) > 2:
@@ -63,10 +63,10 @@ def _resource(entry: _Entry, instance: ResourcePath, found: Collected) -> None:
         found.add_empty(path)
         for inner in _entries(entry.value):
             if inner.kind != _RESOURCE_INSTANCE:
-                raise UnreadablePayload(f"has an entry at {shown(path)} that is not a resource instance")
+                raise UnreadablePayload(f"has an entry at {path_text(path)} that is not a resource instance")
             found.add((*path, inner.identifier), _value(path, inner.value, found.kind_of(path)))
     else:
-        raise UnreadablePayload(f"has a TLV entry of a wrong type at {shown(path)}")
+        raise UnreadablePayload(f"has a TLV entry of a wrong type at {path_text(path)}")
 
 
 def _value(path: ResourcePath, encoded: bytes, kind: Kind | None) -> Scalar:
@@ -78,7 +78,7 @@ def _value(path: ResourcePath, encoded: bytes, kind: Kind | None) -> Scalar:
                 return int.from_bytes(encoded, "big", signed=kind is not Kind.UNSIGNED_INTEGER)
             if not encoded:  # some devices send the number 0 without any byte
                 return 0
-            raise UnreadablePayload(f"has a number of {len(encoded)} bytes at {shown(path)}")
+            raise UnreadablePayload(f"has a number of {len(encoded)} bytes at {path_text(path)}")
         case Kind.FLOAT:
             return _float(path, encoded)
     return encoded  # of a resource of bytes, or of one that nothing describes: no byte says what it is
@@ -88,7 +88,7 @@ def _text(path: ResourcePath, encoded: bytes) -> str:
     try:
         return encoded.decode()
     except UnicodeDecodeError:
-        raise UnreadablePayload(f"has text at {shown(path)} that is not UTF-8") from None
+        raise UnreadablePayload(f"has text at {path_text(path)} that is not UTF-8") from None
 
 
 def _float(path: ResourcePath, encoded: bytes) -> float:
@@ -97,4 +97,4 @@ def _float(path: ResourcePath, encoded: bytes) -> float:
         return found
     if len(encoded) in _INTEGER_BYTES:
         return int.from_bytes(encoded, "big", signed=True)
-    raise UnreadablePayload(f"has a number of {len(encoded)} bytes at {shown(path)}")
+    raise UnreadablePayload(f"has a number of {len(encoded)} bytes at {path_text(path)}")

@@ -30,7 +30,7 @@ class UnreadablePayload(ValueError):
     """A payload is not what its format says. The text completes the sentence "The answer …"."""
 
 
-def shown(path: ResourcePath) -> str:
+def path_text(path: ResourcePath) -> str:
     """`/3/0/9`."""
     return "/" + "/".join(map(str, path))
 
@@ -51,7 +51,7 @@ def is_within(path: ResourcePath, asked: ResourcePath) -> bool:
     return path[: len(asked)] == asked
 
 
-def fit(path: ResourcePath, value: Scalar, kind: Kind | None) -> Scalar:
+def fit_value(path: ResourcePath, value: Scalar, kind: Kind | None) -> Scalar:
     """The value as a resource of this kind holds it: numbers of its type, times in milliseconds. Raises Unreadable."""
     if isinstance(value, str):
         value = _text(path, value)
@@ -77,7 +77,7 @@ def fit(path: ResourcePath, value: Scalar, kind: Kind | None) -> Scalar:
             return value
         case Kind.OPAQUE, str() as text:  # LWM2M JSON has bytes as BASE64 in a string
             return from_base64(path, text)
-    raise UnreadablePayload(f"has {value!r:.40} at {shown(path)}, which should be {kind.value}")
+    raise UnreadablePayload(f"has {value!r:.40} at {path_text(path)}, which should be {kind.value}")
 
 
 def _text(path: ResourcePath, text: str) -> str:
@@ -86,7 +86,7 @@ def _text(path: ResourcePath, text: str) -> str:
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise UnreadablePayload(f"has text at {shown(path)} with half of a surrogate pair") from None
+            raise UnreadablePayload(f"has text at {path_text(path)} with half of a surrogate pair") from None
     return text.rstrip("\0")
 
 
@@ -95,7 +95,7 @@ def _storable(path: ResourcePath, value: Scalar) -> Scalar:
     if isinstance(value, float):
         return _finite(path, value)
     if isinstance(value, int) and value not in _INTEGERS:
-        raise UnreadablePayload(f"has a number at {shown(path)} of more than 64 bits")
+        raise UnreadablePayload(f"has a number at {path_text(path)} of more than 64 bits")
     return value
 
 
@@ -106,7 +106,7 @@ def _finite(path: ResourcePath, number: float) -> float:
         found = math.inf
     if math.isfinite(found):
         return found
-    raise UnreadablePayload(f"has a number at {shown(path)} that is not finite")
+    raise UnreadablePayload(f"has a number at {path_text(path)} that is not finite")
 
 
 def from_base64(path: ResourcePath, text: str) -> bytes:
@@ -115,7 +115,7 @@ def from_base64(path: ResourcePath, text: str) -> bytes:
     try:
         return base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
     except (binascii.Error, ValueError):
-        raise UnreadablePayload(f"has no BASE64 at {shown(path)}") from None
+        raise UnreadablePayload(f"has no BASE64 at {path_text(path)}") from None
 
 
 class Collected:
@@ -137,12 +137,12 @@ class Collected:
             Unreadable: the path is not below what was asked, or the value does not fit.
         """
         if len(path) < _RESOURCE_DEPTH:
-            raise UnreadablePayload(f"has a value at {shown(path)}, which is not a resource")
+            raise UnreadablePayload(f"has a value at {path_text(path)}, which is not a resource")
         if not is_within(path, self._asked):
-            raise UnreadablePayload(f"has {shown(path)}, and {shown(self._asked)} was asked for")
+            raise UnreadablePayload(f"has {path_text(path)}, and {path_text(self._asked)} was asked for")
         self.take_room()
         resource, instance = path[:_RESOURCE_DEPTH], path[_RESOURCE_DEPTH:]
-        value = fit(path, value, self.kind_of(path))
+        value = fit_value(path, value, self.kind_of(path))
         moment = self._moment(seconds)
         if instance:
             moment.multiple.setdefault(resource, {})[instance[0]] = value

@@ -14,9 +14,10 @@ from broker.rules.rulebook import RuleChanges
 from broker.rules.running.engine import EngineStatistics
 from broker.services import Services
 from config.limits import RULE_LOOP_SECONDS, RULE_LOOP_TRIGGERS
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import Milliseconds
 from storage.rules import RuleRecord, RuleStore
+from storage.transaction import Transaction
 from tests.broker.device_management.devices import mock_time
 from tests.broker.rules.home import HALL_ID, ON, Home, body, when
 from tests.builders import ServicesOpener

@@ -14,10 +14,11 @@ from broker.rules.explaining.status import RunState
 from broker.rules.running.guards import ActionBudget, CostGuard
 from broker.rules.sending.requests import REQUEST_RATE, HttpContent
 from broker.services import Services
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.engines.sqlite import SqliteEngine
 from storage.keys import Milliseconds, RuleKey, UserKey
 from storage.records import GrantRecord
+from storage.transaction import Transaction
 from tests.broker.rules.home import ON, Home, body, when
 from tests.builders import ServicesOpener
 from tests.factories import HALL, KITCHEN, LIGHT_TYPE, NOW_MS, World, allow, build_world

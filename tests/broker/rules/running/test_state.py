@@ -10,9 +10,9 @@ from broker.messages.decoding import Decoded, decoded
 from broker.rules.running import last_values as state
 from broker.rules.running.last_values import Fields, merge_message, values_at
 from broker.services import Services
-from storage.database import Transaction
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.records import MessageRow
+from storage.transaction import Transaction
 from tests.broker.rules.home import Home
 from tests.factories import HALL, KITCHEN, NOW_MS, build_world
 from tests.fakes import FakeClock

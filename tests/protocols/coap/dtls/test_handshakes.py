@@ -21,8 +21,8 @@ from protocols.coap.dtls.listener import _HANDSHAKE_SECONDS, DtlsListener, serve
 from protocols.coap.messages import Code
 from protocols.coap.strangers import SOURCE_AT_ONCE
 from protocols.streams.tls import CHAIN_BYTES
-from storage.database import Transaction
 from storage.records import DeviceTokenRecord
+from storage.transaction import Transaction
 from tests.factories import HALL_TOKEN, KITCHEN, KITCHEN_TOKEN, World
 from tests.programs import require_dtls
 from tests.protocols.coap.dtls.client import (

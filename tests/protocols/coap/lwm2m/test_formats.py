@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.device_management.sessions import Reading, ResourcePath, ResourceValue, latest
-from protocols.coap.lwm2m.formats.content import ANSWER_BYTES, decode, encode_text
+from protocols.coap.lwm2m.formats.content import ANSWER_BYTES, decode_content, encode_plain_text
 from protocols.coap.lwm2m.formats.values import MAX_VALUES, UnreadablePayload
 from protocols.coap.lwm2m.kinds import Kind, KindOf, kind_of, kind_of_either
 from protocols.coap.lwm2m.links import parse_discovered, parse_links, parse_offer
@@ -76,7 +76,7 @@ def values_of(
     format_: int | None, payload: bytes, asked: ResourcePath, kinds: KindOf = kind_of
 ) -> Mapping[ResourcePath, ResourceValue]:
     """The newest values, whatever their times."""
-    return latest(decode(format_, payload, asked, NOW_MS, kinds))
+    return latest(decode_content(format_, payload, asked, NOW_MS, kinds))
 
 
 def _at(ts: int | None, values: Mapping[ResourcePath, ResourceValue]) -> Reading:
@@ -231,18 +231,18 @@ class TestTimes:
     def test_the_example_of_the_standard_has_the_newest_first(self) -> None:
         records = [{"bn": "/3303/0/", "bt": _NOW, "n": "5700", "v": 25, "t": -5}]
         records += [{"n": "5700", "v": 24, "t": -35}, {"n": "5700", "v": 23, "t": -65}]
-        assert decode(SENML_JSON, json.dumps(records).encode(), (), NOW_MS) == [
+        assert decode_content(SENML_JSON, json.dumps(records).encode(), (), NOW_MS) == [
             _at(NOW_MS - 65_000, {(3303, 0, 5700): 23.0}),
             _at(NOW_MS - 35_000, {(3303, 0, 5700): 24.0}),
             _at(NOW_MS - 5_000, {(3303, 0, 5700): 25.0}),
         ]
-        assert list(decode(SENML_CBOR, senml_cbor(records), (), NOW_MS)) == list(
-            decode(SENML_JSON, json.dumps(records).encode(), (), NOW_MS)
+        assert list(decode_content(SENML_CBOR, senml_cbor(records), (), NOW_MS)) == list(
+            decode_content(SENML_JSON, json.dumps(records).encode(), (), NOW_MS)
         )
 
     def test_lwm2m_json(self) -> None:
         document = {"bn": "/3/0/", "bt": _NOW, "e": [{"n": "9", "v": 80, "t": -5}, {"n": "9", "v": 40, "t": -3000}]}
-        found = decode(LWM2M_JSON, json.dumps(document).encode(), DEVICE, NOW_MS)
+        found = decode_content(LWM2M_JSON, json.dumps(document).encode(), DEVICE, NOW_MS)
         assert found == [_at(NOW_MS - 3_000_000, {LEVEL: 40}), _at(NOW_MS - 5_000, {LEVEL: 80})]
 
     @each_row(
@@ -264,22 +264,22 @@ class TestTimes:
     )
     def test_relative_and_absolute(self, base: float, offset: float, ts: int | None) -> None:
         for format_, payload in _in_every_format([(LEVEL, base, offset, 80)]):
-            assert decode(format_, payload, (), NOW_MS) == [_at(ts, {LEVEL: 80})]
+            assert decode_content(format_, payload, (), NOW_MS) == [_at(ts, {LEVEL: 80})]
 
     @each_row("time", ["x", None, True, [1], math.nan, math.inf, 1e300, -1e13])
     @each_row("member", ["bt", "t"])
     def test_what_is_no_time_is_unreadable(self, member: str, time: object) -> None:
         record = {"n": "/3/0/9", "v": 80, member: time}
         with pytest.raises(UnreadablePayload, match="a time at /3/0/9"):
-            decode(SENML_CBOR, senml_cbor([record]), (), NOW_MS)
+            decode_content(SENML_CBOR, senml_cbor([record]), (), NOW_MS)
         if not isinstance(time, float) or math.isfinite(time):
             with pytest.raises(UnreadablePayload, match="a time at /3/0/9"):
-                decode(SENML_JSON, json.dumps([record]).encode(), (), NOW_MS)
+                decode_content(SENML_JSON, json.dumps([record]).encode(), (), NOW_MS)
 
     def test_instances_stay_what_they_were(self) -> None:
         instances = [((3, 0, 7, 0), 0, -9, 3700), ((3, 0, 7, 1), 0, -9, 5000), ((3, 0, 7, 0), 0, -1, 3800)]
         for format_, payload in _in_every_format(instances):
-            assert decode(format_, payload, (), NOW_MS) == [
+            assert decode_content(format_, payload, (), NOW_MS) == [
                 _at(NOW_MS - 9_000, {POWER: [3700, 5000]}),
                 _at(NOW_MS - 1_000, {POWER: [3800, 5000]}),
             ]
@@ -305,7 +305,7 @@ class TestTimes:
             base = data.draw(st.sampled_from([0, at_ms // 1000]))
             records.append((path, base, at_ms / 1000 - base, value))
         found = [
-            decode(format_, payload, (), NOW_MS)
+            decode_content(format_, payload, (), NOW_MS)
             for _ in range(3)
             for format_, payload in _in_every_format(data.draw(st.permutations(records)))
         ]
@@ -321,11 +321,11 @@ class TestTimes:
         for format_, payload in _in_every_format([(LEVEL, _NOW, -5, 80), ((3, 0, 10), _NOW, -6, 7)]):
             for end in range(1, len(payload)):
                 with pytest.raises(UnreadablePayload):
-                    decode(format_, payload[:end], (), NOW_MS)
+                    decode_content(format_, payload[:end], (), NOW_MS)
 
     def test_a_repeated_record_counts_once_and_of_two_of_one_time_the_later_one(self) -> None:
         for format_, payload in _in_every_format([(LEVEL, 0, -5, 80), (LEVEL, 0, -5, 80), (LEVEL, 0, -5, 81)]):
-            assert decode(format_, payload, (), NOW_MS) == [_at(NOW_MS - 5_000, {LEVEL: 81})]
+            assert decode_content(format_, payload, (), NOW_MS) == [_at(NOW_MS - 5_000, {LEVEL: 81})]
 
 
 def _in_every_format(records: Sequence[tuple[ResourcePath, float, float, int]]) -> Iterator[tuple[int, bytes]]:
@@ -531,8 +531,8 @@ class TestWriting:
     )
     def test_text(self, path: ResourcePath, value: Any, text: bytes) -> None:
         """int-205, int-227."""
-        assert encode_text(path, value) == text
+        assert encode_plain_text(path, value) == text
 
     def test_a_list_is_not_written(self) -> None:
         with pytest.raises(ValueError, match="cannot be written"):
-            encode_text(POWER, [1])
+            encode_plain_text(POWER, [1])

@@ -68,7 +68,7 @@ async def test_registers_and_notifies(address: Address, management: Management) 
     """Its first notifications may be of other paths: the server observes one after the other."""
     plan = _plan(address, None)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(simulated.serve, plan)
+        nursery.start_soon(simulated.serve_board, plan)
         await management.wait(lambda: {(3303, 0, 5700), VERSION} <= management.values.keys())
         plan.count = plan.sent + 3
     assert management.values[(3303, 0, 5700)] == 21.5
@@ -80,7 +80,7 @@ async def test_installs_a_firmware_and_registers_anew(
 ) -> None:
     monkeypatch.setattr(simulated, "_REBOOT_SECONDS", 0.01)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(simulated.serve, _plan(address, None))
+        nursery.start_soon(simulated.serve_board, _plan(address, None))
         session = await management.session()
         await session.write(URI, image)
         await management.wait(lambda: management.values[STATE] == State.DOWNLOADED)
@@ -93,7 +93,7 @@ async def test_installs_a_firmware_and_registers_anew(
 
 async def test_refuses_what_is_no_image(address: Address, management: Management, image: str) -> None:
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(simulated.serve, _plan(address, None))
+        nursery.start_soon(simulated.serve_board, _plan(address, None))
         session = await management.session()
         for uri, result in ((image + "/other", Result.UNSUPPORTED), ("file:///etc/passwd", Result.INVALID_URI)):
             await session.write(URI, uri)

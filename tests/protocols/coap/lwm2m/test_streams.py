@@ -12,7 +12,7 @@ from broker.services import Services
 from protocols.coap.lwm2m import streams
 from protocols.coap.lwm2m.server import Lwm2mServer
 from protocols.coap.lwm2m.streams import serve_connection
-from protocols.coap.reliable import ABORT, CSM, PING, RELEASE, encode_frame
+from protocols.coap.reliable import ABORT, CSM, PING, RELEASE, encode_coap_frame
 from protocols.streams.hub import Hub
 from tests.factories import HALL, HALL_TOKEN, KITCHEN, KITCHEN_TOKEN, World
 from tests.protocols.coap.conftest import Time
@@ -213,14 +213,14 @@ class TestMessages:
         self, device: ScriptedDevice, transport: StreamTransport, services: Services
     ) -> None:
         """Reference 21.5."""
-        await transport.stream.send_all(encode_frame(PING, b"") * 200)
+        await transport.stream.send_all(encode_coap_frame(PING, b"") * 200)
         with trio.fail_after(5):
             while len(device.signals) < 201:
                 await trio.lowlevel.checkpoint()
         assert services.limits.overhead.statistics().delayed >= 100
 
     async def test_of_a_stranger_are_shorter(self, device: ScriptedDevice, transport: StreamTransport) -> None:
-        await transport.stream.send_all(encode_frame(aiocoap.POST, b"", b"", bytes(9000))[:100])
+        await transport.stream.send_all(encode_coap_frame(aiocoap.POST, b"", b"", bytes(9000))[:100])
         await device.has_ended.wait()
 
     async def test_that_cannot_be_read_end_the_connection(
@@ -234,20 +234,20 @@ class TestSignalling:
     async def test_is_answered_only_to_those_who_use_it(
         self, device: ScriptedDevice, transport: StreamTransport
     ) -> None:
-        await transport.stream.send_all(encode_frame(CSM, b""))
-        await transport.stream.send_all(encode_frame(PING, b"pi"))
+        await transport.stream.send_all(encode_coap_frame(CSM, b""))
+        await transport.stream.send_all(encode_coap_frame(PING, b"pi"))
         await wait_all_tasks_blocked()
         assert [(int(one.code), one.token) for one in device.signals] == [(CSM, b""), (0xE3, b"pi")]
 
     @pytest.mark.parametrize("code", [RELEASE, ABORT])
     async def test_ends_the_connection(self, device: ScriptedDevice, transport: StreamTransport, code: int) -> None:
-        await transport.stream.send_all(encode_frame(code, b""))
+        await transport.stream.send_all(encode_coap_frame(code, b""))
         await device.has_ended.wait()
 
     async def test_tells_who_uses_it_of_a_message_that_cannot_be_read(
         self, device: ScriptedDevice, transport: StreamTransport
     ) -> None:
-        await transport.stream.send_all(encode_frame(CSM, b"") + b"\x0f\x01")
+        await transport.stream.send_all(encode_coap_frame(CSM, b"") + b"\x0f\x01")
         await device.has_ended.wait()
         assert [int(one.code) for one in device.signals] == [CSM, ABORT]
 

@@ -8,7 +8,7 @@ from broker.trials.invitations import NewInvitation
 from broker.trials.roles import TrialRole
 from broker.trials.trials import NewTrial, Trial
 from config.settings import Address
-from storage.database import Transaction
+from storage.transaction import Transaction
 from tests.broker.accounts.oauth_world import OAuthWorld
 from tests.factories import BOB_TOKEN, KITCHEN, LIGHT_TYPE, World
 from tests.fakes import FakeClock

@@ -11,7 +11,7 @@ import pyotp
 import pytest
 import structlog
 
-from broker.accounts.one_time_codes import address_of
+from broker.accounts.one_time_codes import otpauth_uri
 from broker.services import Services
 from config.settings import Accounts, Address, Settings
 from protocols.http.accounts.account import browser_name
@@ -245,7 +245,7 @@ async def test_the_picture_says_what_the_text_says(browser: Browser, services: S
     page = await browser.sign_in(await browser.open("account/second-factor"))
     page = await browser.open(page.headers["location"])
     issuer = f"Trunkline {urlsplit(services.core.site.accounts.url).hostname}"
-    address = address_of(Phone(page, fake_clock).secret, account="ada@example.org", issuer=issuer)
+    address = otpauth_uri(Phone(page, fake_clock).secret, account="ada@example.org", issuer=issuer)
     assert _picture(address) in page.text
     assert "otpauth" not in page.text  # it is in the picture, and in no address that a browser might keep
     assert page.headers["cache-control"] == "no-store"

@@ -10,8 +10,8 @@ from broker.cluster.kinds import DEVICE
 from broker.connectors.terms import ConnectorTerms
 from broker.devices.shares import ShareStatus
 from broker.services import Services
-from storage.database import Transaction
 from storage.records import ShareRecord
+from storage.transaction import Transaction
 from tests.factories import (
     ADA_TOKEN,
     APPLICATION_TOKEN,

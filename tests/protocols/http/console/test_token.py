@@ -17,8 +17,8 @@ from broker.secrets import token_hash
 from broker.services import Services
 from config.limits import CONSOLE_TOKEN_SECONDS, SESSION_SECONDS
 from config.settings import Limits, Settings
-from storage.database import Transaction
 from storage.records import TokenRecord
+from storage.transaction import Transaction
 from tests.factories import ADA, BOB, BOBS, HALL, KITCHEN, LIGHT_TYPE, World
 from tests.fakes import FakeClock
 from tests.protocols.http.conftest import bearer
