@@ -25,6 +25,7 @@ from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, Position
 from storage.records import DeviceTypeRecord, MessageRow
 from storage.retention import LogTable, RetentionStore
 from storage.sizes import measure
+from storage.transaction import Transaction
 from tests.builders import ServicesOpener
 from tests.damaged_pages import damage, leaves
 from tests.factories import LIGHT_MANIFEST, NOW_MS, World, build_world, new_device, new_device_type
