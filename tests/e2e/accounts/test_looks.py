@@ -267,8 +267,14 @@ def test_a_page_has_no_overflow_and_no_findings_of_axe(
     assert faults(person.browser, node_folder, lead_to.__name__, screenshots) == []
 
 
-def faults(browser: Chromium, node_folder: Path, name: str, screenshots: Path | None) -> list[str]:
-    """Those of the layout at each width, and those that axe finds, light and dark, on a phone.
+def faults(
+    browser: Chromium,
+    node_folder: Path,
+    name: str,
+    screenshots: Path | None,
+    schemes: Sequence[bool] = (False, True),
+) -> list[str]:
+    """Those of the layout at each width, and those that axe finds, light and dark (`schemes`), on a phone.
 
     The findings of axe do not depend on the size, and only colors differ in the dark
     (tests/protocols/http/accounts/test_style.py).
@@ -278,9 +284,10 @@ def faults(browser: Chromium, node_folder: Path, name: str, screenshots: Path | 
         for look, (size, dark) in LOOKS.items():
             browser.show(size, dark=dark)
             browser.screenshot(screenshots / f"{name}.{look}.png")
-    for dark in (False, True):
+    for number, dark in enumerate(schemes):
         browser.show(PHONE, dark=dark)
-        wrong += [f"{'dark' if dark else 'light'}: {one}" for one in findings(browser, node_folder, only_colors=dark)]
+        found = findings(browser, node_folder, only_colors=number > 0)
+        wrong += [f"{'dark' if dark else 'light'}: {one}" for one in found]
     return [f"{name}: {one}" for one in wrong]
 
 

@@ -18,17 +18,20 @@ await frame();
 await frame();  // what the page changes for another width is drawn
 const main = document.querySelector("main");
 const walker = document.createTreeWalker(main, NodeFilter.SHOW_TEXT);
+const range = document.createRange();
+const lines = () =>
+  new Set([...range.getClientRects()].filter((one) => one.width > 0).map((one) => Math.round(one.top))).size;
 for (let node; (node = walker.nextNode());) {
+  range.selectNodeContents(node);
+  if (lines() < 2) continue;
   const parent = node.parentElement;
   if (parent.closest("pre, textarea, option, svg, .unseen")) continue;
   if (!parent.checkVisibility({visibilityProperty: true})) continue;
   for (const found of node.data.matchAll(/\p{L}-\p{L}+|[^\s\-–—/?&]+/gu)) {
     if (found[0].length > longestWord) continue;
-    const range = document.createRange();
     range.setStart(node, found.index);
     range.setEnd(node, found.index + found[0].length);
-    const lines = new Set([...range.getClientRects()].filter((one) => one.width > 0).map((one) => Math.round(one.top)));
-    if (lines.size > 1) wrong.push(`"${found[0]}" is broken into ${lines.size} lines`);
+    if (lines() > 1) wrong.push(`"${found[0]}" is broken into ${lines()} lines`);
   }
 }
 for (const cell of main.querySelectorAll("td")) {
@@ -46,29 +49,35 @@ for (const row of isPhone ? main.querySelectorAll("tbody tr:first-child") : []) 
     wrong.push(`the table ${row.closest("table").caption?.textContent ?? ""} has no cards`);
   }
 }
+// To ask for a style takes longer than to ask for a size, and few have more than fits.
 for (const one of main.querySelectorAll("*")) {
-  const style = one.checkVisibility() ? getComputedStyle(one) : null;
-  const isScrolled = style && ["auto", "scroll"].includes(style.overflowX) && !one.matches("textarea, pre, input");
-  if (isScrolled && one.scrollWidth > one.clientWidth + 1) {
+  if (one.scrollWidth <= one.clientWidth + 1 || one.matches("textarea, pre, input") || !one.checkVisibility()) continue;
+  if (["auto", "scroll"].includes(getComputedStyle(one).overflowX)) {
     wrong.push(`${one.tagName} ${one.className} ${one.id} scrolls sideways`);
   }
 }
 const shown = (one) => one.checkVisibility({visibilityProperty: true}) && one.getClientRects().length > 0;
 const nameOf = (one) => `${one.tagName} "${(one.innerText || one.id || one.className).slice(0, 40)}"`;
 const text = (one) => [...one.childNodes].some((node) => node.nodeType === Node.TEXT_NODE && node.data.trim());
+const leaves = (one) => {
+  const box = one.parentElement?.closest("main, td, th, .box, .notice, dialog, pre, header nav");
+  if (!box || box.matches("nav") || one.closest("pre") === box) return false;  // they scroll
+  const [inner, outer] = [one, box].map((each) => each.getBoundingClientRect());
+  return inner.right > outer.right + 1 || inner.left < outer.left - 1;
+};
 for (const one of document.body.querySelectorAll("*")) {
+  const hasText = text(one);
+  if (!hasText && !one.matches("button, input, select, textarea, table, canvas")) continue;
+  const isCut = hasText && one.scrollWidth > one.clientWidth + 1 && !one.matches("input, select, pre");
+  const isOutside = leaves(one);
+  if (!isCut && !isOutside) continue;
   if (!shown(one) || one.closest("svg, .unseen, .skip, option, textarea")) continue;
   const {overflowX, textOverflow, fontSize, clipPath} = getComputedStyle(one);
   if (fontSize === "0px" || clipPath !== "none") continue;  // for screen readers
-  const isCut = one.scrollWidth > one.clientWidth + 1 && !one.matches("input, select, pre");
-  if (["hidden", "clip"].includes(overflowX) && textOverflow !== "ellipsis" && isCut && text(one)) {
+  if (isCut && ["hidden", "clip"].includes(overflowX) && textOverflow !== "ellipsis") {
     wrong.push(`${nameOf(one)} is cut off`);
   }
-  const box = one.parentElement?.closest("main, td, th, .box, .notice, dialog, pre, header nav");
-  if (!box || !(text(one) || one.matches("button, input, select, textarea, table, canvas"))) continue;
-  if (box.matches("nav") || one.closest("pre") === box) continue;  // they scroll
-  const [inner, outer] = [one, box].map((each) => each.getBoundingClientRect());
-  if (inner.right > outer.right + 1 || inner.left < outer.left - 1) wrong.push(`${nameOf(one)} is wider than its box`);
+  if (isOutside) wrong.push(`${nameOf(one)} is wider than its box`);
 }
 const edged = [...main.querySelectorAll("button, .button, input, select, textarea, table, pre")]
   .filter((one) => shown(one) && parseFloat(getComputedStyle(one).borderTopWidth) > 0 && !one.matches(".copy, .remove"))

@@ -1,11 +1,13 @@
 """Every page of the console, of developers and of operators, opened with much to show, at three widths, or at one of
-them (tests/properties.py).
+them (tests/properties.py); in German or French, too, where longer words must fit.
 
 No word is broken, nothing is cut off, touches its neighbour or has to be scrolled sideways, buttons of a row stay in
-one line, no page is endless, and axe finds nothing.
+one line, no page is endless, axe finds nothing, and everything is said in the language of the browser.
 """
 
+import re
 from collections.abc import Iterator, Mapping
+from importlib.resources import files
 from itertools import cycle
 from pathlib import Path
 from typing import Final
@@ -14,6 +16,7 @@ import pytest
 
 from protocols.http.console.doors import HOME
 from protocols.http.console.pages import DASHBOARDS, OBJECTS, PAGES
+from protocols.http.texts import TEXTS
 from tests.browser import DESKTOP, LOOKS, WIDTHS, Chromium
 from tests.e2e.accounts.test_looks import findings
 from tests.e2e.console.content import MEMBER, PLAIN, STATION, VIEWER, Content, full_site
@@ -72,6 +75,22 @@ VISITS: Final[Mapping[str, Mapping[str, str]]] = {
     "/operator/backups": {"/operator/backups": "done#latest"},
     "/operator/decisions": {"/operator/decisions": "Approve"},
 }
+#: The page after a sign-in in a window of its own closes it.
+_TRANSLATED: Final = [one for one in VISITS if one != "/console/signed-in"]
+#: Each page is measured in one of them: German has the longest words, French the longest sentences.
+_LANGUAGE_OF: Final = dict(zip(_TRANSLATED, cycle(["de", "fr", "de"])))
+#: Names in the data that are also texts: of a person, of a firmware image, of fields.
+_DATA: Final = frozenset({"Developer", "Application", "Of", "text"})
+#: Texts of the page, with those that are spoken.
+_SHOWN: Final = """
+const found = [], unread = "pre, code, textarea, script, noscript, .named";
+const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+for (let node; (node = walker.nextNode());) if (!node.parentElement.closest(unread)) found.push(node.data.trim());
+for (const name of ["aria-label", "placeholder", "title", "data-label"]) {
+  for (const one of document.querySelectorAll(`[${name}]`)) found.push(one.getAttribute(name));
+}
+return [...new Set(found)];
+"""
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +100,9 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Content]:
 
 
 @pytest.fixture
-def person(chromium: Chromium, full: Content) -> User:
-    return full.user(chromium)
+def person(chromium: Chromium, full: Content) -> Iterator[User]:
+    yield full.user(chromium)
+    chromium.tell("Network.setExtraHTTPHeaders", headers={})
 
 
 def test_every_page_is_measured() -> None:
@@ -95,20 +115,29 @@ def test_every_page_is_measured() -> None:
 def test_the_console_asks_for_nothing_that_is_refused(chromium: Chromium, full: Content, email: str) -> None:
     """This opens the pages as a developer, a viewer and a person without a role; an administrator's are below.
 
-    People with and without a role share what is below /console, and an operator's pages, which are for none of them:
-    one opens all of it.
+    People with and without a role share what is below /console: one opens all of it. A page that is not for a person
+    says so before it asks for anything, whichever it is.
     """
     person = full.user(chromium, email)
     ids = full.ids | full.of[email]
     wrong = []
     for route, path in [(route, path) for route, visits in VISITS.items() for path in visits]:
-        if route.startswith((f"{HOME}/", "/operator")) and email != PLAIN:
+        is_open = route.startswith("/developer") if email != PLAIN else route.startswith(HOME)
+        if not is_open and route not in {"/developer", "/operator"}:
             continue
         opened = path.format_map(ids)
         person.browser.open(person.origin + opened)
         person.sees_all()
         wrong += [f"{route}: {one}" for one in refusals(person)]
     assert wrong == [], "\n".join(wrong)
+
+
+def test_scripts_ask_for_nothing_before_they_know_whether_the_person_may() -> None:
+    """`show` says whether, and is the same for all pages of developers and operators."""
+    static = files("protocols.http.console").joinpath("static")
+    for page in DASHBOARDS:
+        outside = re.findall(r"(?m)^(?:\S.*)?\bawait\b.*", static.joinpath(page.script).read_text(encoding="utf-8"))
+        assert [line[: len("await show(")] for line in outside] == ["await show("], page.script
 
 
 def test_the_fields_of_a_type_have_a_column_of_units_only_if_one_has_a_unit(person: User) -> None:
@@ -156,4 +185,31 @@ def test_a_page_full_of_content_fits(
         found = findings(person.browser, node_folder, only_colors=False)
         wrong += [f"{path}: at {size[0]} px, {'dark' if dark else 'light'}, {one}" for one in found]
     wrong += refusals(person)
+    assert wrong == [], "\n".join(wrong)
+
+
+@pytest.mark.parametrize("route", _TRANSLATED)
+def test_a_page_is_in_the_language_of_the_browser_and_fits(
+    person: User, full: Content, route: str, screenshots: Path | None
+) -> None:
+    wrong = []
+    languages = ["de", "fr"] if screenshots is not None else [_LANGUAGE_OF[route]]
+    for language in languages:
+        person.browser.tell("Network.setExtraHTTPHeaders", headers={"Accept-Language": f"{language}-CH, en;q=0.5"})
+        path = next(iter(VISITS[route]))
+        person.browser.show(DESKTOP, dark=False)
+        person.browser.open(person.origin + path.format_map(full.ids))
+        person.sees_all()
+        assert person.browser.run("return document.documentElement.lang") == language
+        english = {key for key, forms in TEXTS.items() if forms[language] != key}
+        seen = english.intersection(person.browser.run(_SHOWN))
+        if route == "/operator":  # statistics have the names of `trunkline statistics`
+            seen = {one for one in seen if not re.fullmatch("[a-z ]+", one)}
+        wrong += [f"{language}: {path}: English: {one}" for one in sorted(seen - _DATA)]
+        wrong += [f"{language}: {path}: {one}" for one in measured(person.browser)]
+        if screenshots is not None:
+            name = path.strip("/").replace("/", "_")
+            for size in WIDTHS:
+                person.browser.show(size, dark=False)
+                person.browser.screenshot(screenshots / f"{language}_{name}.{size[0]}.png")
     assert wrong == [], "\n".join(wrong)
