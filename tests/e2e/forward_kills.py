@@ -99,13 +99,6 @@ class Subscriber:
         assert properties.keys() == {"mid", "ts", "did", "path"}
         self.heard.append((properties["did"], json.loads(message.payload)["intensity"], properties["mid"]))
 
-    def wait(self) -> None:
-        """Return when mosquitto has sent what waited for this client."""
-        heard = -1
-        while heard != len(self.heard):
-            heard = len(self.heard)
-            time.sleep(5)
-
     def end(self) -> None:
         self._client.disconnect()
         self._client.loop_stop()
@@ -129,7 +122,7 @@ class ActionSender(threading.Thread):
     def __init__(self, daemon: Daemon, first: int, chance: random.Random) -> None:
         super().__init__(daemon=True)
         self._url, self.number, self._chance = daemon.base_url, first, chance
-        self.has_sent = threading.Event()
+        self.has_sent, self.is_over = threading.Event(), threading.Event()
 
     def begin(self) -> None:
         """Start, and wait for the first Action: on a busy machine the edge needs longer than all kills take."""
@@ -142,12 +135,18 @@ class ActionSender(threading.Thread):
         with suppress(httpx.HTTPError), httpx.Client(base_url=self._url, headers=bearer(USER_TOKEN), timeout=20) as api:
             while (device := _first_of_edge(api)) is None:
                 time.sleep(0.05)
-            while True:
+            while not self.is_over.is_set():
                 self.number += 1
                 actions = {"actions": [{"name": "setOn", "parameters": {"n": self.number}}]}
                 api.post("/actions", json={"ddid": device, "data": actions}).raise_for_status()
                 self.has_sent.set()
                 time.sleep(self._chance.choice((0, 0.01, 0.1)))
+
+
+def _end(acting: ActionSender | None) -> None:
+    if acting is not None:
+        acting.is_over.set()
+        acting.join(timeout=30)
 
 
 def _first_of_edge(api: httpx.Client) -> str | None:
@@ -247,20 +246,21 @@ def run(folder: Path, kills: int, *, seed: int = 20_261_127, order: str = "oldes
         for sender in senders:
             sender.join(timeout=30)
         edge.start()
+        _end(acting)
         _wait_for_all(edge, centre, subscriber)
-        subscriber.wait()
         found = _compare(edge, centre, subscriber)
         subscriber.end()
     return Result(kills, *found, round(time.monotonic() - began, 1))
 
 
 def _wait_for_all(edge: Daemon, centre: Daemon, subscriber: Subscriber) -> None:
-    """Return when the other sides have all messages of the edge, or no more of them come for long."""
+    """Return when each side has all of the other ones, or no more comes for long."""
     fewest, since = sys.maxsize, time.monotonic()
     while time.monotonic() - since < _STALLED_SECONDS:
         sent = _messages(edge)
         at_broker = _at_broker(subscriber)
         missing = (sent - _messages(centre)).total() + len(sent.keys() - at_broker)
+        missing += (_actions(centre) - _actions(edge)).total()
         if not missing:
             return
         if missing < fewest:

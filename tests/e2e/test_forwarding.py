@@ -6,7 +6,7 @@ from tests.e2e.forward_kills import run
 
 
 def test_nothing_is_lost_or_stored_twice_when_both_ends_are_killed(tmp_path: Path) -> None:
-    result = run(tmp_path, 4)
+    result = run(tmp_path, 3)
     assert result.is_right, result
     assert result.messages > 0
     assert result.actions > 0
