@@ -6,10 +6,8 @@ the turn in which it comes, so the client's acknowledgement follows the message'
 """
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from typing import Any, Final
@@ -20,7 +18,6 @@ import trio
 from msgspec.structs import replace
 
 from broker.accounts.organizations import DEVELOPERS
-from broker.accounts.users import user_named
 from broker.clock import Clock
 from broker.device_types.catalog import DeviceType, DeviceTypes
 from broker.device_types.making import TypeChanges, TypeMaking
@@ -38,15 +35,10 @@ from broker.errors import (
 )
 from broker.facts import ActionStored, DeviceDeleted, DeviceHandedOver, FactPhase, Router
 from broker.found.announcements import Announced, Announcement, is_announcement, read_announcement
+from broker.found.clients import ACCEPTED, FOUND, IGNORED, Announcer, FoundDevice, client_named, found_of, rows_of
 from broker.found.commands import Command, FoundCommands
-from broker.found.definitions import (
-    AvailabilityTopic,
-    FieldReading,
-    FoundDefinition,
-    PublishedState,
-    definition_of,
-    values_of,
-)
+from broker.found.components import AvailabilityTopic, FieldReading
+from broker.found.definitions import FoundDefinition, PublishedState, definition_of, values_of
 from broker.found.templates import Template
 from broker.ids import new_id
 from broker.limits.overhead import Pace
@@ -72,7 +64,6 @@ from storage.records import OrganizationRecord
 from storage.sql import StoreError
 from storage.transaction import Transaction
 
-FOUND, ACCEPTED, IGNORED = "FOUND", "ACCEPTED", "IGNORED"
 NO_ORGANIZATION: Final = "A device type belongs to an organization: be an administrator or developer of one"
 _NOTHING: Final = "Nothing of it can be taken over"
 _UNFIT: Final = "its parameters do not fit"
@@ -103,43 +94,6 @@ class FoundStatistics(msgspec.Struct, frozen=True):
     accepted: int
     waiting: int
     messages: int
-
-
-@dataclass(eq=False)
-class FoundDevice:
-    """A found device: its row, and what is made of it."""
-
-    record: FoundRecord
-    components: tuple[Announced, ...]
-    definition: FoundDefinition
-
-
-@dataclass(eq=False)
-class _Client:
-    """A client that announces devices. `jobs` are done in order."""
-
-    device: Device
-    owner: UserKey
-    prefix: str
-    found: dict[str, FoundDevice] = field(default_factory=dict)  # by identity
-    jobs: OrderedDict[object, tuple[Callable[[], Any], int]] = field(default_factory=OrderedDict)  # by the subject
-    waiting_bytes: int = 0
-    room: trio.Event = field(default_factory=trio.Event)  # set, and replaced, when a job has ended
-
-    def has_room(self, subject: object, size: int) -> bool:
-        known = self.jobs.get(subject)
-        if not self.jobs:
-            return True
-        held = self.waiting_bytes + size - (0 if known is None else known[1])
-        return held <= FOUND_WAITING_BYTES and (known is not None or len(self.jobs) < FOUND_WAITING)
-
-    def ended(self, subject: object, job: tuple[Callable[[], Any], int]) -> None:
-        """A job is done, unless a newer one about its subject has come."""
-        if self.jobs.get(subject) is job:
-            del self.jobs[subject]
-            self.waiting_bytes -= job[1]
-        room, self.room = self.room, trio.Event()
-        room.set()
 
 
 class DeviceFinder:
@@ -173,8 +127,8 @@ class DeviceFinder:
         self._clock = clock
         self._refusals = refusals
         self._wanted = tuple(wanted)
-        self._clients: dict[DeviceKey, _Client] = {}
-        self._accepted: dict[DeviceKey, tuple[_Client, FoundDevice]] = {}  # by the device that was made
+        self._clients: dict[DeviceKey, Announcer] = {}
+        self._accepted: dict[DeviceKey, tuple[Announcer, FoundDevice]] = {}  # by the device that was made
         self._readings: dict[bytes, list[tuple[DeviceKey, DeviceKey, list[FieldReading]]]] = {}  # by topic
         self._availability: dict[bytes, list[tuple[DeviceKey, DeviceKey, AvailabilityTopic]]] = {}
         self._ready: dict[DeviceKey, Device] = {}  # the devices that were made, which stay in memory
@@ -288,7 +242,7 @@ class DeviceFinder:
             self._index()
         return found
 
-    def _client_of(self, user: UserKey, id_: str) -> tuple[_Client, FoundDevice]:
+    def _client_of(self, user: UserKey, id_: str) -> tuple[Announcer, FoundDevice]:
         for client in self._clients.values():
             if client.owner == user == client.device.owner:
                 for found in client.found.values():
@@ -354,13 +308,13 @@ class DeviceFinder:
             self._add(client, topic, partial(self._announced, client, topic, message.payload), len(message.payload))
         return False
 
-    def _add(self, client: _Client, subject: object, job: Callable[[], Any], size: int) -> None:
+    def _add(self, client: Announcer, subject: object, job: Callable[[], Any], size: int) -> None:
         """Do a job later, in the place of one about the same subject that waits."""
         client.waiting_bytes += size - client.jobs.get(subject, (None, 0))[1]
         client.jobs[subject] = (job, size)
         self._wakeup.set()
 
-    def _take_state(self, client: _Client, made: DeviceKey, readings: Iterable[FieldReading], payload: bytes) -> None:
+    def _take_state(self, client: Announcer, made: DeviceKey, readings: Iterable[FieldReading], payload: bytes) -> None:
         """Store what a state says as messages of the device, which knows of refusals."""
         device = self._ready.get(made)
         if device is None or device.owner != client.owner:
@@ -376,7 +330,7 @@ class DeviceFinder:
             self._ingest.refused.note(device, error)
 
     def _take_availability(
-        self, client: _Client, tellers: Iterable[tuple[DeviceKey, AvailabilityTopic]], payload: bytes
+        self, client: Announcer, tellers: Iterable[tuple[DeviceKey, AvailabilityTopic]], payload: bytes
     ) -> None:
         """Each template is rendered once: all devices of a client may have the same one."""
         with suppress(ValidationFailed):
@@ -466,7 +420,7 @@ class DeviceFinder:
                         self._leave_out(client, found, topic)
         self._ready = {key: device for key, device in self._ready.items() if key in self._accepted}
 
-    def _leave_out(self, client: _Client, found: FoundDevice, topic: bytes) -> None:
+    def _leave_out(self, client: Announcer, found: FoundDevice, topic: bytes) -> None:
         """Too many devices have their states, or too costly ones, at one topic."""
         reason = f"{found.record.name}: {topic.decode(errors='replace')[:100]} is the topic of too many devices"
         self._refusals.note("announcement_refused", reason=reason, caller=f"device {client.device.id}")
@@ -495,7 +449,7 @@ class DeviceFinder:
             await trio.lowlevel.checkpoint()
         return any(client.jobs for client in self._clients.values())
 
-    def _refuse(self, client: _Client, error: DomainError) -> None:
+    def _refuse(self, client: Announcer, error: DomainError) -> None:
         """Its owner sees it at the client (9.6)."""
         text = _said(error)
         self._ingest.refused.note(client.device, Conflict(f"Announcement refused: {text}"))
@@ -503,8 +457,8 @@ class DeviceFinder:
 
     async def _look_up(self) -> None:
         wanted = self._wanted
-        named = await self._database.read(lambda tx: [_client_of(tx, one) for one in wanted])
-        clients: dict[DeviceKey, _Client] = {}
+        named = await self._database.read(lambda tx: [client_named(tx, one) for one in wanted])
+        clients: dict[DeviceKey, Announcer] = {}
         for one, found in zip(wanted, named, strict=True):
             if found is None:
                 reason = f"there is no device {one.device} of {one.owner}"
@@ -516,12 +470,12 @@ class DeviceFinder:
                 clients[key] = known
                 continue
             with suppress(DeviceNotFound):
-                clients[key] = _Client(await self._devices.get(key), owner, one.prefix)
+                clients[key] = Announcer(await self._devices.get(key), owner, one.prefix)
         new = [client for key, client in clients.items() if self._clients.get(key) is not client]
         ready: dict[DeviceKey, Device] = {}
         for client in new:
-            for record in await self._database.read(partial(_rows_of, client.device.key)):
-                client.found[record.identity] = one_found = await run_in_thread(partial(_found, record))
+            for record in await self._database.read(partial(rows_of, client.device.key)):
+                client.found[record.identity] = one_found = await run_in_thread(partial(found_of, record))
                 if record.status != ACCEPTED:
                     continue
                 device = await self._made_for(client.owner, record)
@@ -543,7 +497,7 @@ class DeviceFinder:
         await self.commands.resume(lambda row: self._commands_of(row.device, row.data))
         self._due_at = trio.current_time() + _CLIENTS_SECONDS
 
-    def _read_announced(self, client: _Client) -> None:
+    def _read_announced(self, client: Announcer) -> None:
         """Read what was announced before the setting was there, and is retained."""
         for topic, payload in self._space.retained_of(client.owner):
             text = topic.decode(errors="replace")
@@ -562,7 +516,7 @@ class DeviceFinder:
 
     # --- Announcements ---
 
-    async def _announced(self, client: _Client, topic: str, payload: bytes) -> None:
+    async def _announced(self, client: Announcer, topic: str, payload: bytes) -> None:
         """Raises ValidationFailed, Conflict: it is refused, and nothing is changed."""
         announcement = read_announcement(client.prefix, topic, payload)
         async with self._changing:
@@ -573,7 +527,7 @@ class DeviceFinder:
             if announcement.components:
                 await self._put_announced(client, announcement)
 
-    async def _put_announced(self, client: _Client, announcement: Announcement) -> None:
+    async def _put_announced(self, client: Announcer, announcement: Announcement) -> None:
         now_ms = Milliseconds(self._clock.now_ms())
         topic = announcement.components[0].topic
         known = client.found.get(announcement.identity)
@@ -608,7 +562,7 @@ class DeviceFinder:
         await self._put(client, known, components, replace(known.record, last_on=now_ms, **about))
 
     async def _put(
-        self, client: _Client, found: FoundDevice, components: tuple[Announced, ...], record: FoundRecord
+        self, client: Announcer, found: FoundDevice, components: tuple[Announced, ...], record: FoundRecord
     ) -> None:
         """Store a found device with these components; without any, forget it, unless it was accepted or ignored."""
         identity = record.identity
@@ -647,7 +601,7 @@ class DeviceFinder:
         document["actions"] = [*document.get("actions", ()), *further]
         await self._making.upload(device.type, document)
 
-    def _read_retained(self, client: _Client, found: FoundDevice) -> None:
+    def _read_retained(self, client: Announcer, found: FoundDevice) -> None:
         """Take the states that are there already."""
         made = found.record.device
         if made is None:
@@ -681,15 +635,6 @@ def _parts(values: Mapping[str, Any]) -> Iterable[bytes]:
         yield _encode(part)
 
 
-def _found(record: FoundRecord) -> FoundDevice:
-    components = tuple(msgspec.json.decode(record.components, type=list[Announced]))
-    return FoundDevice(record, components, definition_of(components))
-
-
-def _rows_of(source: DeviceKey, tx: Transaction) -> list[FoundRecord]:
-    return tx.found.of([source])
-
-
 def _newest_document(type_: Any, tx: Transaction) -> str | None:
     newest = tx.device_types.newest_manifest(type_)
     return None if newest is None else newest.document
@@ -699,15 +644,3 @@ def _organization_of(user: UserKey, tx: Transaction) -> OrganizationRecord | Non
     """The first organization, by name, in which the user may make types."""
     roles = {role.value for role in DEVELOPERS}
     return next((one for one, role in tx.accounts.memberships(user) if role in roles), None)
-
-
-def _client_of(tx: Transaction, one: Discover) -> tuple[UserKey, DeviceKey] | None:
-    """The owner's device that is named. A name that several have names none."""
-    owner = user_named(tx, one.owner)
-    if owner is None:
-        return None
-    device = tx.devices.by_id(one.device)
-    if device is not None:
-        return (owner.key, device.key) if device.owner == owner.key else None
-    named = tx.devices.named(owner.key, one.device)
-    return (owner.key, named[0].key) if len(named) == 1 else None

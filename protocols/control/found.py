@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 
 from broker.errors import NotFound
-from broker.found.finding import DeviceFinder, FoundDevice
+from broker.found.clients import FoundDevice
+from broker.found.finding import DeviceFinder
 from protocols.control.lines import FoundLine
 from protocols.control.naming import named
 from protocols.control.rooms import ControlRooms

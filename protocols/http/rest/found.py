@@ -9,7 +9,8 @@ from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
 from broker.devices.registry import Device
 from broker.errors import NotFound
-from broker.found.finding import ACCEPTED, FOUND, IGNORED, NO_ORGANIZATION, DeviceFinder, FoundDevice
+from broker.found.clients import ACCEPTED, FOUND, IGNORED, FoundDevice
+from broker.found.finding import NO_ORGANIZATION, DeviceFinder
 from broker.found.room import FoundRoom
 from protocols.http.calls import USER, Chapter, RestCall, RestCalls
 from protocols.http.openapi import samples

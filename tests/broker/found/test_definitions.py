@@ -9,7 +9,8 @@ import pytest
 from broker.device_types.manifest_parser import parse_manifest
 from broker.errors import ValidationFailed
 from broker.found.announcements import Announcement, is_announcement, read_announcement
-from broker.found.definitions import FoundDefinition, definition_of, values_of, word_of
+from broker.found.components import word_of
+from broker.found.definitions import FoundDefinition, definition_of, values_of
 from config.limits import FOUND_COMPONENTS_MAX, FOUND_TOPIC_NODES
 from tests.rows import each_row
 

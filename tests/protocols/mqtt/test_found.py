@@ -239,8 +239,14 @@ async def test_a_device_that_goes_while_the_setting_is_away_is_found_again(
     assert await home.stored() == ['{"power":2}']
 
 
+@pytest.fixture
+def tries_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To be asked for before the service."""
+    monkeypatch.setattr("broker.found.finding._RETRY_SECONDS", 0.0)
+
+
 async def test_new_components_come_also_when_the_store_failed_at_first(
-    home: Server, world: World, monkeypatch: pytest.MonkeyPatch
+    tries_again_at_once: None, home: Server, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, id_ = await found_plug(home, world)
     finder = finder_of(home)
@@ -249,7 +255,6 @@ async def test_new_components_come_also_when_the_store_failed_at_first(
         monkeypatch.undo()
         raise StoreError("away")
 
-    monkeypatch.setattr("broker.found.finding._RETRY_SECONDS", 0.0)
     monkeypatch.setattr(finder._making, "upload", fail)
     more = PLUG["cmps"] | {"energy": {"p": "sensor", "unit_of_meas": "kWh", "val_tpl": "{{ value_json.energy }}"}}
     await say(client, TOPIC, PLUG | {"cmps": more})
@@ -326,7 +331,7 @@ async def test_announcements_of_one_topic_are_joined(home: Server, world: World)
 async def test_a_client_that_announces_more_than_can_wait_is_slowed_down(
     home: Server, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.found.finding.FOUND_WAITING", 3)
+    monkeypatch.setattr("broker.found.clients.FOUND_WAITING", 3)
     finder, client = finder_of(home), await dialled(home, KITCHEN)
     async with finder._changing:
         for number in range(20):
