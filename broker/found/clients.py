@@ -14,9 +14,9 @@ from broker.found.announcements import Announced
 from broker.found.definitions import FoundDefinition, definition_of
 from config.limits import FOUND_WAITING, FOUND_WAITING_BYTES
 from config.settings import Discover
-from storage.database import Transaction
 from storage.found import FoundRecord
 from storage.keys import DeviceKey, UserKey
+from storage.transaction import Transaction
 
 FOUND, ACCEPTED, IGNORED = "FOUND", "ACCEPTED", "IGNORED"
 
