@@ -276,8 +276,13 @@ _BOUND: Final = {
 }
 
 
-def settings_of(dictionaries: Mapping[str, list[Any]], examples: int, not_fuzzed: list[str]) -> str:
-    """`not_fuzzed`: refused before their parameters are looked at, whatever these are; their examples show it."""
+def settings_of(
+    dictionaries: Mapping[str, list[Any]], examples: int, not_fuzzed: list[str], unprobed: list[str]
+) -> str:
+    """`not_fuzzed`: refused before their parameters are looked at, whatever these are; their examples show it.
+
+    `unprobed`: they are not called without a token, and with a wrong one, once more.
+    """
     words = [_SETTINGS.format(examples=examples), "[dictionaries]"]
     words += [f"{name} = {{ values = {json.dumps(values)} }}" for name, values in dictionaries.items()]
     words.append("[parameters]")
@@ -285,6 +290,8 @@ def settings_of(dictionaries: Mapping[str, list[Any]], examples: int, not_fuzzed
     if not_fuzzed:
         off = "phases.fuzzing.enabled = false\nphases.coverage.enabled = false"
         words.append(f"[[operations]]\ninclude-name = {json.dumps(not_fuzzed)}\n{off}")
+    if unprobed:
+        words.append(f"[[operations]]\ninclude-name = {json.dumps(unprobed)}\nchecks.ignored_auth.enabled = false")
     return "\n".join(words)
 
 
@@ -299,9 +306,9 @@ deterministic = true
 max-examples = {examples}
 database = "none"
 
-# The answer to a method that a path does not have is the same for all of them.
+# A method that a path does not have: tests/protocols/http/test_conventions.py.
 [phases.coverage]
-unexpected-methods = ["PATCH"]
+unexpected-methods = []
 
 # reference 1.3: unknown, empty and malformed parameters are ignored, numbers may come as texts, a wrong type of
 # content is read all the same. So much of what breaks a schema is answered.

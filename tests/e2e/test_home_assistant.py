@@ -204,6 +204,7 @@ def until(read: Callable[[], Any]) -> Any:
     end = time.monotonic() + 30
     while not (found := read()):
         assert time.monotonic() < end, "it did not come"
+        time.sleep(0.05)
     return found
 
 

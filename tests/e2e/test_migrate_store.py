@@ -25,7 +25,7 @@ from tests.stores import make_index
 
 pytestmark = pytest.mark.sqlite("in each run it copies a store of SQLite to PostgreSQL, and back")
 DEVICES, MESSAGES = 5, 4_000
-KILLS, LONGEST_SECONDS = 6, 1.5
+KILLS, LONGEST_SECONDS = 4, 1.5
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def refused(daemon: Daemon, to: str, *more: str | Path, status: int = 4) -> str:
 
 
 def test_the_daemon_answers_the_same_there_and_back(daemon: Daemon, url: str) -> None:
-    questions = Questions(DEVICES, time.time_ns() // 1_000_000 - 60_000, count=100)
+    questions = Questions(DEVICES, time.time_ns() // 1_000_000 - 60_000, count=40)
     before = answers(daemon, questions)
     assert {status for status, _ in before.values()} == {200}
     assert len({content for _, content in before.values()}) > len(before) // 2
@@ -124,15 +124,13 @@ def test_the_daemon_answers_the_same_there_and_back(daemon: Daemon, url: str) ->
     assert answers(daemon, questions) == before
 
 
-@pytest.mark.parametrize("seconds", [0.3, 1.0])
-def test_a_killed_command_goes_on_where_it_stopped(daemon: Daemon, tmp_path: Path, seconds: float) -> None:
-    """Killed at some moment, which is another one on each machine; the tests of the copy have each moment."""
+def test_a_killed_command_goes_on_where_it_stopped(daemon: Daemon, tmp_path: Path) -> None:
+    """Killed at some moments, which are others on each machine; the tests of the copy have each moment."""
     target = tmp_path / "target.sqlite"
-    for _ in range(2):
+    for seconds in (0.3, 0.6):
         process = start_command("migrate-store", "--to", target, "--config", daemon.config)
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and process.poll() is None:
-            pass
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
         process.send_signal(signal.SIGKILL)
         process.wait(30)
         assert process.stdout is not None
