@@ -426,6 +426,7 @@ BEGIN
   FOR of_table IN
     SELECT quote_ident(relname) FROM pg_class
     WHERE relnamespace = 'public'::regnamespace AND relkind = 'r' AND relname NOT IN ('schema_step', 'store_version')
+      AND pg_relation_size(oid) > 0  -- most tables have never had a row
   LOOP
     EXECUTE 'SELECT EXISTS (SELECT 1 FROM ' || of_table || ')' INTO has_rows;
     IF has_rows THEN

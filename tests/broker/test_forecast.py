@@ -31,7 +31,7 @@ STEP_MS: Final = 30 * MINUTE_MS
 FIELDS: Final = 3
 BEFORE = 30  # days
 #: With retention: PostgreSQL takes some seconds for each sweep and the vacuum behind it.
-LATER: Final = 30 if ENGINE == "postgresql" else 180
+LATER: Final = 30 if ENGINE == "postgresql" else 90
 MIB: Final = 2**20
 
 
