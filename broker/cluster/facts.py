@@ -5,8 +5,8 @@ once a second, and when PostgreSQL says that somebody has stored something (stor
 """
 
 from collections.abc import Awaitable, Callable, Sequence
-from functools import cache, partial
-from typing import Any, Final, Protocol, TypeVar
+from functools import cache
+from typing import Any, Final, Protocol
 
 import msgspec
 import structlog
@@ -25,9 +25,7 @@ from storage.outages import Outage
 from storage.peers import HeardOf, PackedFact
 from storage.sql import StoreError
 from storage.told import Told
-from storage.transaction import Transaction
 
-T = TypeVar("T")
 _LOOK_SECONDS: Final = 1.0
 _RETRY_SECONDS: Final = 0.1
 _SETTLE_SECONDS: Final = 0.002
@@ -42,11 +40,11 @@ class Rows(Protocol):
         """Publish what comes before a commit of this node with these positions. Raises StoreError."""
 
     async def read_on(
-        self, beside: Callable[[Transaction], T] | None = None, take: Callable[[T], Awaitable[object]] | None = None
+        self, heard: int | None = None, take: Callable[[FactPage], Awaitable[object]] | None = None
     ) -> None:
         """Publish what the others have stored. Raises StoreError.
 
-        `beside` reads in the same transaction, and `take` gets what it has read before the rows are published."""
+        `take` gets the facts after the number `heard`, which are read with the rows, before these are published."""
 
     async def messages_came(self) -> None:
         """The others have stored messages, and nothing else. Raises StoreError."""
@@ -62,11 +60,11 @@ class Rows(Protocol):
 class Listener(Protocol):
     """Hears of the commits of others (storage/engines/postgresql_listening.py)."""
 
-    def wait(self, seconds: float, *, messages: bool) -> HeardOf:
-        """The next commits of others, within this number of seconds at most. Blocks. Raises StoreError."""
+    async def wait(self, seconds: float, *, messages: bool) -> HeardOf:
+        """The next commits of others, within this number of seconds at most. Raises StoreError."""
 
     def interrupt(self) -> None:
-        """Have `wait` return. From any thread."""
+        """Have `wait` return."""
 
 
 class FactLogStatistics(msgspec.Struct, frozen=True):
@@ -245,7 +243,7 @@ class FactLog:
         if self.rows is None:
             await self.hear()
         else:
-            await self.rows.read_on(lambda tx: tx.facts.after(self._heard), self._take)
+            await self.rows.read_on(self._heard, self._take)
 
     async def catch_up(self) -> None:
         """Hear everything that was told before this call. Calls at the same time share one reading.
@@ -300,9 +298,8 @@ class FactLog:
             return
         while True:
             messages = self.rows is not None and self.rows.is_hearing
-            wait = partial(self._listener.wait, _LOOK_SECONDS, messages=messages)
             try:
-                heard = await trio.to_thread.run_sync(wait, abandon_on_cancel=True)
+                heard = await self._listener.wait(_LOOK_SECONDS, messages=messages)
                 self._told_changes |= heard.changes
                 if heard.changes or heard.messages:
                     self._wanted.set()

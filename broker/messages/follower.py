@@ -24,11 +24,11 @@ from broker.facts import ActionStored, MessagesStored, Router
 from broker.messages.history import action_of
 from broker.messages.mids import Mids
 from storage.database import Database
+from storage.facts import FactPage
 from storage.keys import BY_CLOUD, DeviceKey, Position
 from storage.records import ActionRow, MessageRow
 from storage.transaction import Transaction
 
-T = TypeVar("T")
 _R = TypeVar("_R", MessageRow, ActionRow)
 #: Rows of each table that are read in one transaction.
 _BLOCK: Final = 2_000
@@ -134,19 +134,19 @@ class LogFollower:
             self._move(last)
 
     async def read_on(
-        self, beside: Callable[[Transaction], T] | None = None, take: Callable[[T], Awaitable[object]] | None = None
+        self, heard: int | None = None, take: Callable[[FactPage], Awaitable[object]] | None = None
     ) -> None:
         """Publish what the others have stored. Raises StoreError.
 
-        `beside` reads in the same transaction, and `take` gets what it has read before the rows are published."""
+        `take` gets the facts after the number `heard`, which are read with the rows, before these are published."""
         before, is_behind = self._position, True
         while is_behind:
             async with self._turn:
                 with_messages = self.reads_messages()
-                if beside is not None and take is not None:
-                    block, found = await self._next_beside(beside, with_messages=with_messages)
-                    await take(found)
-                    beside = None
+                if heard is not None and take is not None:
+                    block, facts = await self._next_and_facts(heard, with_messages=with_messages)
+                    await take(facts)
+                    heard = None
                 else:
                     block = await self._next(with_messages=with_messages)
                 devices = await self._held(block)
@@ -181,19 +181,12 @@ class LogFollower:
         return max(self._own[-1].last, self._position) if self._own else self._position
 
     async def _next(self, *, with_messages: bool) -> _Block:
-        return await self._database.look_up(self._next_in(with_messages=with_messages))
+        read = partial(_block, self._position, self._own_upto, self._instance, with_messages=with_messages)
+        return await self._database.look_up(read)
 
-    async def _next_beside(self, beside: Callable[[Transaction], T], *, with_messages: bool) -> tuple[_Block, T]:
-        rows = self._next_in(with_messages=with_messages)
-
-        def both(tx: Transaction) -> tuple[_Block, T]:
-            found = beside(tx)
-            return rows(tx), found
-
-        return await self._database.look_up(both)
-
-    def _next_in(self, *, with_messages: bool) -> Callable[[Transaction], _Block]:
-        return partial(_block, self._position, self._own_upto, self._instance, with_messages=with_messages)
+    async def _next_and_facts(self, heard: int, *, with_messages: bool) -> tuple[_Block, FactPage]:
+        read = _block_and_facts if with_messages else _actions_and_facts
+        return await self._database.look_up(partial(read, heard, self._position, self._own_upto, self._instance))
 
     async def _hold_and_publish(self, block: _Block) -> None:
         devices = await self._held(block)
@@ -270,6 +263,23 @@ def _block(behind: Position, own_upto: Position, instance: str, tx: Transaction,
     return msgspec.structs.replace(
         _rows(tx, behind, Position(head), with_messages=with_messages), own_heads=tuple(own_heads)
     )
+
+
+def _block_and_facts(
+    heard: int, behind: Position, own_upto: Position, instance: str, tx: Transaction
+) -> tuple[_Block, FactPage]:
+    facts = tx.facts.after(heard)
+    return _block(behind, own_upto, instance, tx, with_messages=True), facts
+
+
+def _actions_and_facts(
+    heard: int, behind: Position, own_upto: Position, instance: str, tx: Transaction
+) -> tuple[_Block, FactPage]:
+    """Where messages are passed over, in one statement."""
+    tip = tx.facts.tip(heard, behind=behind, instance=instance, own_behind=own_upto, limit=_BLOCK)
+    is_whole = len(tip.actions) < _BLOCK
+    upto = Position(max(behind, tip.head)) if is_whole else tip.actions[-1].position
+    return _Block((), tip.actions, upto, is_whole=is_whole, own_heads=tip.own_heads), tip.facts
 
 
 def _rows(tx: Transaction, behind: Position, upto: Position, *, with_messages: bool) -> _Block:

@@ -7,10 +7,11 @@ folder; a file with the name of a mutant and that of a node is for this node alo
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
+
+import trio
 
 from broker.cluster.facts import FactLog
 from broker.routing.permission_fence import PermissionFence
@@ -72,8 +73,8 @@ async def _heard_nothing(*_: object) -> None:
     """As if nobody had told anything."""
 
 
-def _looked_later(_original: object, _self: Listening, seconds: float, *, messages: bool) -> HeardOf:
-    time.sleep(seconds)
+async def _looked_later(_original: object, _self: Listening, seconds: float, *, messages: bool) -> HeardOf:
+    await trio.sleep(seconds)
     return HeardOf()
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import partial
-from threading import Event
 from typing import Any, cast
 
 import pytest
@@ -41,8 +40,8 @@ async def test_the_rules_hold(seed: int) -> None:
 def no_fence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are stored whatever others have ended, and nodes hear of that once a second."""
 
-    def hears_nothing(_self: Listening, seconds: float, *, messages: bool) -> HeardOf:
-        Event().wait(seconds)
+    async def hears_nothing(_self: Listening, seconds: float, *, messages: bool) -> HeardOf:
+        await trio.sleep(seconds)
         return HeardOf(changes=False, messages=False)
 
     monkeypatch.setattr(Listening, "wait", hears_nothing)

@@ -27,45 +27,48 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Listening, list[Conn
     listening.close()
 
 
-def test_a_connection_that_comes_after_the_end_is_closed(made: tuple[Listening, list[Connection]]) -> None:
+async def test_a_connection_that_comes_after_the_end_is_closed(made: tuple[Listening, list[Connection]]) -> None:
     """A thread may be connecting when the loop ends."""
     listening, connections = made
     listening.close()
-    assert listening.wait(0, messages=False) == HeardOf(True, True)
+    assert await listening.wait(0, messages=False) == HeardOf(True, True)
     assert [one.closed for one in connections] == [True]
 
 
-def test_one_connection_is_kept(made: tuple[Listening, list[Connection]]) -> None:
+async def test_one_connection_is_kept(made: tuple[Listening, list[Connection]]) -> None:
     listening, connections = made
-    assert listening.wait(0, messages=False) == HeardOf(True, True)
-    assert listening.wait(0, messages=False) == HeardOf()
+    assert await listening.wait(0, messages=False) == HeardOf(True, True)
+    assert await listening.wait(0, messages=False) == HeardOf()
     assert [one.closed for one in connections] == [False]
 
 
-def test_messages_alone_are_heard_of_by_who_asks_for_them(made: tuple[Listening, list[Connection]]) -> None:
+async def test_messages_alone_are_heard_of_by_who_asks_for_them(made: tuple[Listening, list[Connection]]) -> None:
     listening, _ = made
-    listening.wait(0, messages=False)
+    await listening.wait(0, messages=False)
     with server().target("postgres").connect(name="tests") as other:
 
         def tell(channel: str, instance: str) -> None:
             other.execute(f"NOTIFY {channel}, '{instance}'".encode())
 
-        def heard(*, messages: bool) -> HeardOf:
-            return next(filter(HeardOf().__ne__, (listening.wait(30, messages=messages) for _ in range(10))))
+        async def heard(*, messages: bool) -> HeardOf:
+            found = HeardOf()
+            while found == HeardOf():
+                found = await listening.wait(30, messages=messages)
+            return found
 
         tell(MESSAGES_CHANNEL, "that")
         tell(CHANNEL, "this")
         tell(CHANNEL, "that")
-        assert heard(messages=False) == HeardOf(changes=True)
-        assert heard(messages=True) == HeardOf(changes=True, messages=True)  # it begins to
+        assert await heard(messages=False) == HeardOf(changes=True)
+        assert await heard(messages=True) == HeardOf(changes=True, messages=True)  # it begins to
         tell(MESSAGES_CHANNEL, "this")
         tell(MESSAGES_CHANNEL, "that")
-        assert heard(messages=True) == HeardOf(messages=True)
+        assert await heard(messages=True) == HeardOf(messages=True)
 
 
-def test_a_wait_is_interrupted(made: tuple[Listening, list[Connection]]) -> None:
+async def test_a_wait_is_interrupted(made: tuple[Listening, list[Connection]]) -> None:
     """Or the first message that somebody needs would come after the wait."""
     listening, _ = made
-    listening.wait(0, messages=False)
+    await listening.wait(0, messages=False)
     listening.interrupt()
-    assert listening.wait(300, messages=False) == HeardOf()
+    assert await listening.wait(300, messages=False) == HeardOf()
