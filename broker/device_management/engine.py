@@ -206,6 +206,15 @@ class ManagementEngine:
         now_ms = self._clock.now_ms()
         await self._database.write(partial(_put_back_interrupted, self._shared is not None, now_ms))
 
+    async def _put_back_own(self) -> None:
+        """This node stops, and is not buried: nobody else knows that its operations have ended."""
+        now_ms, instance = self._clock.now_ms(), "" if self._shared is None else self._shared.instance
+        with trio.move_on_after(_STORE_SECONDS, shield=True):
+            try:
+                await self._database.write(lambda tx: _put_back(tx, lambda holder: holder == instance, now_ms))
+            except StoreError as error:  # who takes the tasks on next does it
+                _log.warning("device_tasks_not_put_back", reason=str(error))
+
     def _rollout_changed(self, task: int, _content: None) -> None:
         self.work.rollouts.forget(task)
 
@@ -322,18 +331,22 @@ class ManagementEngine:
 
     async def work_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Carry out the device tasks of the devices that are registered here."""
-        async with trio.open_nursery() as nursery:
-            self._of_devices = nursery
-            self.work.begin_in(nursery)
-            nursery.start_soon(self._waits.run_forever)
-            if self._shared is not None:  # an earlier process of this node may have ended without being buried
-                nursery.start_soon(self._run, ("interrupted", 0), self._put_back_interrupted)
-            task_status.started()
-            try:
-                await trio.sleep_forever()
-            finally:
-                self._of_devices = None
-                self.work.end()
+        try:
+            async with trio.open_nursery() as nursery:
+                self._of_devices = nursery
+                self.work.begin_in(nursery)
+                nursery.start_soon(self._waits.run_forever)
+                if self._shared is not None:  # an earlier process of this node may have ended without being buried
+                    nursery.start_soon(self._run, ("interrupted", 0), self._put_back_interrupted)
+                task_status.started()
+                try:
+                    await trio.sleep_forever()
+                finally:
+                    self._of_devices = None
+                    self.work.end()
+        finally:
+            if self._shared is not None:
+                await self._put_back_own()
 
     async def _resume(self) -> None:
         """Go on where the last run stopped. Operations that were under way then are tried again."""
@@ -396,11 +409,20 @@ def _unfinished(tx: Transaction) -> list[TaskRecord]:
 
 
 def _put_back_interrupted(is_shared: bool, now_ms: Milliseconds, tx: Transaction) -> None:
-    """An update goes on by itself; any other operation that was under way has an unknown outcome. With `is_shared`
-    those of nodes that live are still under way."""
+    """With `is_shared` operations of nodes that live are still under way."""
     living = {node.instance for node in tx.leases.nodes()} if is_shared else set[str]()
+    _put_back(tx, lambda holder: holder not in living, now_ms)
+
+
+def _put_back(tx: Transaction, is_of: Callable[[str], bool], now_ms: Milliseconds) -> None:
+    """What holders have begun that have ended. An update goes on by itself; any other operation that was under way has
+    an unknown outcome. A device that has registered with another node meanwhile is asked again there."""
+    devices = []
     for task in tx.tasks.tasks(tx.tasks.tasks_with_entries(BEGUN)):
         if task.image is None:
             for entry in tx.tasks.entries_with(task.key, BEGUN, limit=ALL_ROWS):
-                if entry.holder not in living:
+                if is_of(entry.holder):
                     put_back(tx, entry.key, _STOPPED, now_ms)
+                    devices.append(entry.device)
+    if devices:
+        tx.tell(DEVICES_HAVE_TASKS, tuple(devices))

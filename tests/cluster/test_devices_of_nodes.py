@@ -446,6 +446,22 @@ async def _an_upload(asked: Asked, other: Asked, vendor: str) -> None:
     await comes(status, wanted=True)
 
 
+async def test_a_task_that_was_under_way_on_a_node_that_stops_waits_for_the_device(nodes: list[Node]) -> None:
+    """Whoever serves the device next asks it again, and nobody else says meanwhile that it is being asked."""
+    at_a = Asked(nodes[0])
+    async with registered(nodes[1], 4) as first:
+        first.replies[f"GET {_LEVEL}"] = silent
+        await comes(lambda: at_a.resources(4), {"temperature": "observed", "humidity": "notObserved"})
+        task = await at_a.task(4, "R", "deviceProperties.device.batteryLevel")
+        await comes(lambda: at_a.waits_for(task), "The device has not answered the request yet.")
+        nodes[1].daemon.begin_to_stop()
+        assert await trio.to_thread.run_sync(nodes[1].daemon.stop) == 0  # at once: it moves no connections
+        assert await at_a.status(task) == "QUEUED"
+    async with registered(nodes[0], 4):
+        await comes(lambda: at_a.status(task), "SUCCEEDED")
+    await trio.to_thread.run_sync(nodes[1].start)
+
+
 async def test_a_device_of_a_node_that_dies_goes_on_at_another(nodes: list[Node]) -> None:
     """The last test: one of the nodes is gone."""
     at_a = Asked(nodes[0])

@@ -1,5 +1,6 @@
 """Every transition of tasks and device tasks (reference 15.2)."""
 
+from types import SimpleNamespace
 from typing import Final
 
 import pytest
@@ -7,6 +8,7 @@ import trio
 from trio.testing import MockClock
 
 from broker.device_management.configuration import ConfigurationChange
+from broker.device_management.engine import ManagementEngine
 from broker.device_management.states import MAY_FOLLOW, TASK_MAY_FOLLOW, DeviceTaskStatus, TaskStatus
 from broker.errors import Conflict, DeviceNotFound, ValidationFailed
 from broker.services import Services
@@ -382,6 +384,26 @@ async def test_a_restart_goes_on(opener: ServicesOpener, autojump_clock: MockClo
         await trio.sleep(600)
         assert (await fleet.steps(interrupted, fleet.devices[1]))[-1] == "FAILED TASK_EXPIRED"
         assert await fleet.task_status(scheduled) == "COMPLETE"
+
+
+async def test_a_node_that_stops_puts_back_what_is_under_way(
+    fleet: Fleet, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others do not bury it: the operation would seem to be under way until the device has registered again."""
+    session = await fleet.register(fleet.devices[0])
+    session.sleep()
+    task = await fleet.task(MANUFACTURER)
+    await settle()
+    assert await fleet.status(task) == "PROCESSING"
+    engine = fleet.management.registrations
+    assert isinstance(engine, ManagementEngine)
+    monkeypatch.setattr(engine, "_shared", SimpleNamespace(instance=""))
+    monkeypatch.setattr(engine, "_put_back_interrupted", trio.lowlevel.checkpoint)  # of nodes that have ended before
+    async with trio.open_nursery() as nursery:
+        await nursery.start(engine.work_forever)
+        assert await fleet.status(task) == "PROCESSING"
+        nursery.cancel_scope.cancel()
+    assert (await fleet.steps(task))[-1] == "QUEUED DEVICE_TIMEOUT"
 
 
 @each_row("before", DeviceTaskStatus)
