@@ -50,6 +50,7 @@ from storage.database import Database
 from storage.export import ExportsOf
 from storage.fair_places import FairPlaces
 from storage.keys import DeviceKey, Milliseconds, Position, UserKey
+from storage.leases import Holder
 from storage.outages import Outage
 from storage.records import ApplicationRecord, ExportRecord
 from storage.sql import StoreError
@@ -119,6 +120,8 @@ class Exports:
     _planner: Planner
     _readers: DataReaders
     _files: Files
+    #: Of the node that writes them: what one stores late that has given it away would be in the archive twice.
+    _lease: Holder
     _wakeup: Wakeup = field(default_factory=Wakeup)
 
     def __post_init__(self) -> None:
@@ -325,7 +328,7 @@ class Exports:
             await self._fail(record, type(error).__name__)
 
     async def _fail(self, record: ExportRecord, reason: str) -> None:
-        await self._database.write(partial(_fail, record.id, reason))
+        await self._database.write_own(self._lease, partial(_fail, record.id, reason))
         self._failed += 1
 
     async def _write(self, owner: _Owner, record: ExportRecord) -> None:
@@ -343,7 +346,7 @@ class Exports:
         if record.expected_messages is None:
             expected = await self._database.read(partial(_count, list(devices), request))
             record = replace(record, expected_messages=expected)
-        if not await self._database.write(partial(_put, record)):
+        if not await self._database.write_own(self._lease, partial(_put, record)):
             return
         writer: _Writer
         if request.is_tables:
@@ -369,7 +372,7 @@ class Exports:
             record = writer.record
             if writer.is_done:  # the end of the archive is stored with the end of the export
                 break
-            if not await self._database.write(partial(_put_step, writer, record)):
+            if not await self._database.write_own(self._lease, partial(_put_step, writer, record)):
                 return
             if trio.current_time() - logged_at >= _LOG_SECONDS:
                 logged_at = trio.current_time()
@@ -395,7 +398,7 @@ class Exports:
                 self._mails.add(tx, letter)
             return True
 
-        if not await self._database.write(save):
+        if not await self._database.write_own(self._lease, save):
             return
         self._finished += 1
         _log.info("export_finished", export_id=done.id, messages=done.total_messages, bytes=done.file_size)

@@ -22,6 +22,7 @@ async def open_export(
     trials: TrialsRoom,
 ) -> Exports:
     planner = Planner(accounts.users, devices.registry, device_types.catalog, accounts.permissions, trials.exports)
+    lease = core.leases.of(LeaseName.UPKEEP)
     exports = Exports(
         core.database,
         devices.registry,
@@ -31,10 +32,9 @@ async def open_export(
         planner,
         devices.readers,
         core.files,
+        lease,
         core.knock(LeaseName.UPKEEP, "exports"),
     )
     accounts.application_ends.ends("export", exports.end_all_of_application)
-    core.life.worker(
-        "exports", exports.work_forever, lease=core.leases.of(LeaseName.UPKEEP), statistics=exports.statistics
-    )
+    core.life.worker("exports", exports.work_forever, lease=lease, statistics=exports.statistics)
     return exports

@@ -46,7 +46,7 @@ def _killed_while_it_goes_on(daemon: Daemon, path: str, member: str, chance: ran
     raise AssertionError("unreachable")
 
 
-def _stored(client: httpx.Client) -> list[tuple[int, int]]:
+def stored_of(client: httpx.Client) -> list[tuple[int, int]]:
     """Time and value of each message."""
     found = list[tuple[int, int]]()
     parameters = {"sdid": _DEVICE, "startDate": "0", "endDate": str(1 << 60), "count": "100"}
@@ -58,7 +58,7 @@ def _stored(client: httpx.Client) -> list[tuple[int, int]]:
         parameters["offset"] = page["next"]
 
 
-def _check_counts(client: httpx.Client, stored: list[tuple[int, int]]) -> None:
+def check_counts(client: httpx.Client, stored: list[tuple[int, int]]) -> None:
     """The rollups say the same as the messages."""
     for interval, width, number in (("minute", 60_000, 60), ("hour", 3_600_000, 24), ("day", 86_400_000, 2)):
         end = _START_MS + width * number
@@ -98,16 +98,16 @@ def test_an_import_and_a_deletion_go_on_after_kills(tmp_path: Path) -> None:
         with _client(daemon) as client:
             state = client.get("/messages/import/history").json()["data"]["imports"][0]
             assert (state["status"], state["stored"] + state["present"], state["wrong"]) == ("Success", _LINES, 0)
-            stored = _stored(client)
+            stored = stored_of(client)
             assert Counter(stored) == Counter((ts, number % 90) for number, ts in enumerate(times))
-            _check_counts(client, stored)
+            check_counts(client, stored)
             first, last = _START_MS + 3_000_000, _START_MS + (_LINES - 9) * _STEP_MS
             chosen: dict[str, str | int] = {"sdid": _DEVICE, "startDate": first, "endDate": last}
             asked = client.delete("/messages", params=chosen).raise_for_status().json()["data"]
         sent = _killed_while_it_goes_on(daemon, f"/messages/deletions/{asked['id']}", "deleted", chance)
         with _client(daemon) as client:
-            stored = _stored(client)
+            stored = stored_of(client)
             assert len(stored) == sent + sum(not first <= ts <= last for ts in times)
-            _check_counts(client, stored)
+            check_counts(client, stored)
     finally:
         assert daemon.stop() == 0
