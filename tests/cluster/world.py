@@ -448,6 +448,11 @@ class ClusterWorld:
             Period(number, begun, ended) for (begun, number), (ended, after) in pairwise(rows) if number > 0 > after
         ]
 
+    def _all_due_came(self) -> bool:
+        """Whether each duration that was over has its effect: that of the last one may come after it."""
+        found = set(self.effects("due"))
+        return all(one.number in found or one.ended - one.begun <= 1000 * DURATION_SECONDS for one in self._periods())
+
     def _states(self) -> dict[int, list[str]]:
         """Of the device in each task, by the task's number."""
         tasks = self.client(Tasks).made
@@ -490,6 +495,7 @@ class ClusterWorld:
 
         patiently(all_came, patience_seconds)
         patiently(lambda: all("SUCCEEDED" in states for states in self._states().values()), patience_seconds)
+        patiently(self._all_due_came, patience_seconds)
         facts = [number for (number,) in self._query("SELECT number FROM fact ORDER BY number")]
         patiently(lambda: all(heard == facts[-1:] for heard in map(_heard, self.nodes)), 10)
         facts = [number for (number,) in self._query("SELECT number FROM fact ORDER BY number")]
