@@ -415,8 +415,8 @@ def _put_back_interrupted(is_shared: bool, now_ms: Milliseconds, tx: Transaction
 
 
 def _put_back(tx: Transaction, is_of: Callable[[str], bool], now_ms: Milliseconds) -> None:
-    """What holders have begun that have ended. An update goes on by itself; any other operation that was under way has
-    an unknown outcome. A device that has registered with another node meanwhile is asked again there."""
+    """Operations of holders that have ended. An update goes on by itself; any other operation that was under way has an
+    unknown outcome. A device that has registered with another node since is asked again there."""
     devices = []
     for task in tx.tasks.tasks(tx.tasks.tasks_with_entries(BEGUN)):
         if task.image is None:
