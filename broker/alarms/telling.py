@@ -17,6 +17,7 @@ from broker.alarms.links import AlarmLinks
 from broker.alarms.readers import AlarmReaders
 from broker.alarms.telling_settings import TellingSettings
 from broker.alarms.ways import SEVERITIES, AlarmNotice, Telling, quiet_until
+from broker.alarms.words import AlarmWords, words_in
 from broker.clock import Clock
 from broker.errors import Conflict, ValidationFailed
 from broker.loops import Loop, Wakeup
@@ -38,7 +39,6 @@ _TIMES: Final = 100  # told of one alarm
 _LOOK_SECONDS: Final = 30.0  # the wall clock may be set
 _RETRY_SECONDS: Final = 5.0
 _HOUR_MS: Final = 3_600_000
-_TITLES: Final = {"info": "Info", "warning": "Warning", "critical": "Critical"}
 NO_WAYS: Final = "No way is set on which to tell"
 
 
@@ -75,7 +75,8 @@ class AlarmTelling:
         if not telling.has_ways or not self._room(user.key):
             raise Conflict(NO_WAYS if not telling.has_ways else "Too many notices in an hour")
         self._in_hour[user.key] += 1
-        notice = AlarmNotice("Test", "This is how Trunkline tells of an alarm.", "info")
+        words = words_in(user.language)
+        notice = AlarmNotice(words.test, words.test_text, "info")
         now_ms = self._clock.now_ms()
         await self._database.write(lambda tx: self._write(tx, user, telling, notice, now_ms))
         self._notices_wait.set()
@@ -162,28 +163,35 @@ class AlarmTelling:
         ]
         if not still or plan.user is None:
             return 0
-        for notice in self._notices(still, together=plan.together):
+        for notice in self._notices(still, plan.user.language, together=plan.together):
             self._write(tx, plan.user, plan.telling, notice, now_ms)
         again = plan.telling.again_minutes
         next_on = Milliseconds(now_ms + again * 60_000) if again else None
         tx.alarms.note_told([one.key for one in still], next_on=next_on, was_told=True)
         return len(still)
 
-    def _notices(self, alarms: Sequence[AlarmRecord], *, together: bool) -> list[AlarmNotice]:
+    def _notices(self, alarms: Sequence[AlarmRecord], language: str | None, *, together: bool) -> list[AlarmNotice]:
         """One for each alarm, or one with their number."""
+        words = words_in(language)
         if not together or len(alarms) == 1:
-            return [self._notice(one) for one in alarms]
+            return [self._notice(one, words) for one in alarms]
         worst = max(alarms, key=lambda one: SEVERITIES.index(one.severity))
-        lines = [f"{_TITLES[one.severity]}: {one.text}" for one in alarms[:_LISTED]]
+        lines = [words.headed(one.severity, one.text) for one in alarms[:_LISTED]]
         if len(alarms) > _LISTED:
-            lines.append(f"and {len(alarms) - _LISTED} more")
+            lines.append(words.more.format(count=len(alarms) - _LISTED))
         listed = tuple(one.id for one in alarms[:_LISTED])
-        return [AlarmNotice(f"{len(alarms)} alarms", "\n".join(lines), worst.severity, alarms=listed)]
+        return [AlarmNotice(words.alarms.format(count=len(alarms)), "\n".join(lines), worst.severity, alarms=listed)]
 
-    def _notice(self, alarm: AlarmRecord) -> AlarmNotice:
-        title = f"{_TITLES[alarm.severity]}: {alarm.rule_name}"
-        text = alarm.text if alarm.count == 1 else f"{alarm.text} ({alarm.count} times)"
-        return AlarmNotice(title, text, alarm.severity, self._links.link(alarm.id), (alarm.id,))
+    def _notice(self, alarm: AlarmRecord, words: AlarmWords) -> AlarmNotice:
+        text = alarm.text if alarm.count == 1 else words.times.format(text=alarm.text, count=alarm.count)
+        return AlarmNotice(
+            words.headed(alarm.severity, alarm.rule_name),
+            text,
+            alarm.severity,
+            self._links.link(alarm.id),
+            (alarm.id,),
+            words.acknowledge,
+        )
 
     def _write(
         self, tx: Transaction, user: UserRecord, telling: Telling, notice: AlarmNotice, now_ms: Milliseconds

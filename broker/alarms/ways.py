@@ -28,13 +28,15 @@ class NotToldError(Exception):
 
 
 class AlarmNotice(msgspec.Struct, frozen=True):
-    """`link` leads to the page that acknowledges; empty without one. `alarms`: the ids of those whose texts it has."""
+    """`link` leads to the page that acknowledges; empty without one. `alarms`: the ids of those whose texts it has.
+    `acknowledge`: the words of the link."""
 
     title: str
     text: str
     severity: str
     link: str = ""
     alarms: tuple[str, ...] = ()
+    acknowledge: str = "Acknowledge"
 
 
 class Ntfy(msgspec.Struct, frozen=True):

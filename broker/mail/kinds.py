@@ -1,9 +1,9 @@
 """The kinds of mail that the daemon sends, and their texts (reference 22).
 
-A kind is a dataclass and a file in templates/: the subject line, an empty line, the text, with `$name` for each field.
-Values are inserted as they are; `$` in a value is not expanded. A line whose fields are all empty is left out. Fields
-named `…_on` are times in milliseconds. A field `code` is a one-time code: the template has `$link`, the address of the
-accounts page `path` with the code.
+A kind is a dataclass and a file in templates/, with one for each other language in a folder of its own: the subject
+line, an empty line, the text, with `$name` for each field. Values are inserted as they are; `$` in a value is not
+expanded. A line whose fields are all empty is left out. Fields named `…_on` are times in milliseconds. A field `code`
+is a one-time code: the template has `$link`, the address of the accounts page `path` with the code.
 """
 
 import unicodedata
@@ -16,12 +16,36 @@ from urllib.parse import quote
 
 import msgspec
 
+from config.languages import ENGLISH, LANGUAGES
 from config.rates import Rate
 
 VALUE_CHARACTERS = 2000
 #: Read once at the start: an upgrade may replace the files under a running daemon.
+_TEMPLATES: Final = resources.files("broker.mail") / "templates"
 _TEXTS: Final = {
-    file.name: file.read_text(encoding="utf-8") for file in (resources.files("broker.mail") / "templates").iterdir()
+    (language, file.name.removesuffix(".txt")): file.read_text(encoding="utf-8")
+    for language in LANGUAGES
+    for file in (_TEMPLATES if language == ENGLISH else _TEMPLATES / language).iterdir()
+    if file.name.endswith(".txt")
+}
+#: The words of fields that are `worded`. They agree with the nouns of the templates.
+_WORDS: Final[Mapping[str, Mapping[str, str]]] = {
+    "de": {
+        "accepted": "angenommen",
+        "declined": "abgelehnt",
+        "approved": "genehmigt",
+        "rejected": "abgelehnt",
+        "participant": "Teilnehmer",
+        "administrator": "Verwalter",
+    },
+    "fr": {
+        "accepted": "acceptée",
+        "declined": "refusée",
+        "approved": "approuvé",
+        "rejected": "rejeté",
+        "participant": "participant",
+        "administrator": "administrateur",
+    },
 }
 _LINE_ENDERS = frozenset({"Cc", "Cs", "Zl", "Zp"})
 
@@ -40,19 +64,22 @@ class Mail(msgspec.Struct, frozen=True, kw_only=True):
     kind: ClassVar[str]  # the template's name; rates are counted for each kind
     path: ClassVar[str] = ""
     texts: ClassVar[frozenset[str]] = frozenset()  # the fields whose values may have several lines
+    worded: ClassVar[frozenset[str]] = frozenset()  # the fields whose values are words of this service
     per_recipient: ClassVar[Rate] = Rate(10, 100)
     per_cause: ClassVar[Rate] = Rate(20, 200)
     waits: ClassVar[bool] = True  # beyond the rates the mail is sent later; otherwise it is not sent
 
-    def render(self, links: LinkOrigins) -> tuple[str, str]:
-        """Subject and text."""
-        values = {"site": links.origin} | dict(self._values(links.mailed_accounts_url))
-        subject, lines = _template(self.kind)
+    def render(self, links: LinkOrigins, language: str = ENGLISH) -> tuple[str, str]:
+        """Subject and text, in English where there is no template in a language."""
+        values = {"site": links.origin} | dict(self._values(links.mailed_accounts_url, _WORDS.get(language, {})))
+        subject, lines = _template(self.kind, language)
         return Template(subject).substitute(values), "\n".join(_filled(lines, values)).rstrip() + "\n"
 
-    def _values(self, accounts_url: str) -> Iterator[tuple[str, str]]:
+    def _values(self, accounts_url: str, words: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         for name in self.__struct_fields__:
             value = getattr(self, name)
+            if name in self.worded:
+                value = words.get(value, value)
             if name == "code":
                 yield "link", f"{accounts_url}/{self.path}?code={quote(value, safe='')}"
             elif name.endswith("_on"):
@@ -73,6 +100,7 @@ class ExportFinished(Mail, frozen=True, kw_only=True):
 
 class TrialInvitation(Mail, frozen=True, kw_only=True):
     kind = "trial_invitation"
+    worded = frozenset({"role"})
     path = "accept/trial"
     trial: str
     role: Literal["participant", "administrator"]
@@ -101,6 +129,7 @@ class DeviceTransferAnswered(Mail, frozen=True, kw_only=True):
     """The mail to the owner who offered the device. The cause is the user who answered."""
 
     kind = "device_transfer_answered"
+    worded = frozenset({"answer"})
     device: str
     user: str
     answer: Literal["accepted", "declined"]
@@ -126,6 +155,7 @@ class DeviceQuotaUsedUp(Mail, frozen=True, kw_only=True):
 
 class MonetizationPlanDecided(Mail, frozen=True, kw_only=True):
     kind = "monetization_plan_decided"
+    worded = frozenset({"decision"})
     texts = frozenset({"comments"})
     device_type: str
     version: int
@@ -241,8 +271,8 @@ def _text(text: str) -> str:
     ).rstrip()
 
 
-def _template(kind: str) -> tuple[str, tuple[str, ...]]:
-    subject, _, body = _TEXTS[f"{kind}.txt"].partition("\n\n")
+def _template(kind: str, language: str) -> tuple[str, tuple[str, ...]]:
+    subject, _, body = (_TEXTS.get((language, kind)) or _TEXTS[ENGLISH, kind]).partition("\n\n")
     return subject.removeprefix("Subject: "), tuple(body.splitlines())
 
 

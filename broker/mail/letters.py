@@ -1,5 +1,6 @@
 """Composing mails (checked, rendered, sealed), and building the message that is sent."""
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.headerregistry import Address
 from email.message import EmailMessage
@@ -8,6 +9,7 @@ from typing import Final
 
 import msgspec
 from cryptography.fernet import InvalidToken
+from msgspec.structs import replace
 
 from broker.clock import Clock
 from broker.errors import TEXT_ONLY, ValidationFailed, too_long
@@ -15,6 +17,7 @@ from broker.ids import new_id
 from broker.mail.kinds import LinkOrigins, Mail, ends_a_line
 from broker.mail.transport import MailRejected, OutgoingMail
 from broker.secrets import Vault
+from config.languages import ENGLISH, LANGUAGES
 from config.mail import Sender, folded_address, mail_address
 from config.rates import Rate
 from storage.records import MailRecord
@@ -25,6 +28,7 @@ TEXT_CHARACTERS: Final = 65_536
 # Seven bits, because a server without 8BITMIME may change other bytes.
 _POLICY = SMTP.clone(cte_type="7bit")
 _TOGETHER_MAX: Final = 100  # mails that were put together into one
+_MORE: Final = {ENGLISH: " (and {count} more)", "de": " (und {count} weitere)", "fr": " (et {count} autres)"}
 _BETWEEN: Final = "\n" + "-" * 70 + "\n\n"
 
 
@@ -34,18 +38,25 @@ class _Content(msgspec.Struct, array_like=True):
     mails: int = 1  # that were put together: the subject is that of the first one
     to: str = ""  # the recipient as it was written; the queue has the form in which addresses are compared
     about: tuple[str, ...] = ()  # the objects whose texts it has
+    language: str = ENGLISH
 
 
 _decode_content = msgspec.json.Decoder(_Content).decode
 
 
 class Letter(msgspec.Struct, frozen=True):
-    """A composed mail, not yet queued."""
+    """A composed mail, not yet queued. `contents`: in other languages than that of the record, which is English."""
 
     record: MailRecord
+    contents: Mapping[str, bytes]
     per_recipient: Rate
     per_cause: Rate
     waits: bool
+
+    def in_language(self, language: str | None) -> "Letter":
+        """In a language, or in English where the mail has none of its texts."""
+        content = self.contents.get(language or ENGLISH)
+        return self if content is None else replace(self, record=replace(self.record, content=content))
 
 
 class Letters:
@@ -88,7 +99,12 @@ class Letters:
             created_on=now_ms,
             next_on=now_ms,
         )
-        return Letter(record, mail.per_recipient, mail.per_cause, mail.waits)
+        contents = {
+            language: self._seal(_Content(*mail.render(self._links, language), 1, recipient, about, language))
+            for language in LANGUAGES
+            if language != ENGLISH
+        }
+        return Letter(record, contents, mail.per_recipient, mail.per_cause, mail.waits)
 
     def _seal(self, content: _Content) -> bytes:
         return self._vault.seal(msgspec.json.encode(content).decode())
@@ -103,7 +119,9 @@ class Letters:
         text = before.text + _BETWEEN + new.text
         if len(text) > TEXT_CHARACTERS or before.mails >= _TOGETHER_MAX:
             return None
-        return self._seal(_Content(before.subject, text, before.mails + 1, before.to, before.about + new.about))
+        return self._seal(
+            _Content(before.subject, text, before.mails + 1, before.to, before.about + new.about, before.language)
+        )
 
     def about(self, mail: MailRecord) -> tuple[str, ...]:
         """The ids that `compose` got; none when its content cannot be read."""
@@ -123,7 +141,9 @@ class Letters:
         message["From"] = self._sender.header
         local_part, _, domain = recipient.rpartition("@")
         message["To"] = Address("", local_part, domain)
-        message["Subject"] = content.subject + (f" (and {content.mails - 1} more)" if content.mails > 1 else "")
+        message["Subject"] = content.subject + (
+            _MORE[content.language].format(count=content.mails - 1) if content.mails > 1 else ""
+        )
         message["Date"] = datetime.fromtimestamp(mail.created_on / 1000, UTC)
         message["Message-ID"] = f"<{mail.message_id}>"
         message["Auto-Submitted"] = "auto-generated"  # RFC 3834: prevents automatic replies

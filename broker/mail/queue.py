@@ -127,6 +127,8 @@ class Mails:
             False if the mail is not sent, because the queue is full, or because the rate of its recipient or its cause
             is exceeded: of a kind that `waits`, for a day. The transaction goes on.
         """
+        recipient = tx.accounts.user_by_email(letter.record.recipient)
+        letter = letter.in_language(None if recipient is None else recipient.language)
         record = letter.record
         if self._join(tx, letter):
             self._joined += 1

@@ -43,7 +43,7 @@ class OutboundAlarmWays:
             "Tags": _TAGS[notice.severity],
         }
         if notice.link:
-            headers |= {"Click": notice.link, "Actions": f"view, Acknowledge, {notice.link}"}
+            headers |= {"Click": notice.link, "Actions": _header(f"view, {notice.acknowledge}, {notice.link}")}
         if way.token:
             headers["Authorization"] = f"Bearer {way.token}"
         try:
@@ -65,7 +65,7 @@ class OutboundAlarmWays:
         """In a process of its own, with nothing of the daemon's environment and bounds on time and memory."""
         if not self._has_apprise:
             raise NotToldError("the extra apprise is not installed", is_final=True)
-        text = f"{notice.text}\n\nAcknowledge: {notice.link}" if notice.link else notice.text
+        text = f"{notice.text}\n\n{notice.acknowledge}: {notice.link}" if notice.link else notice.text
         job = {"urls": urls, "title": notice.title, "text": text, "severity": notice.severity}
         try:
             with trio.move_on_after(2 * self._seconds) as time:

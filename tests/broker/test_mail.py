@@ -43,8 +43,10 @@ from broker.mail import (
     TrialInvitation,
 )
 from broker.mail import queue as mail_queue
+from broker.mail.kinds import _TEXTS
 from broker.secrets import Vault
 from broker.site import Site
+from config.languages import ENGLISH, LANGUAGES
 from config.settings import Accounts, Address, Outbound, Settings
 from storage.database import Database
 from storage.engines.port import StoreEngine
@@ -203,7 +205,24 @@ def text_of(message: email.message.EmailMessage) -> str:
 def test_every_kind_of_mail_has_a_sample_and_a_template() -> None:
     assert {mail.kind for mail in Mail.__subclasses__()} == {sample.kind for sample in SAMPLES}
     names = {path.name for path in resources.files("broker.mail").joinpath("templates").iterdir()}
-    assert names == {f"{sample.kind}.txt" for sample in SAMPLES}
+    assert names - {"de", "fr"} == {f"{sample.kind}.txt" for sample in SAMPLES}
+
+
+@pytest.mark.parametrize("language", sorted(set(LANGUAGES) - {ENGLISH}))
+def test_a_mail_in_another_language_has_the_same_fields(language: str) -> None:
+    """But a rule's own mail has no text of this service."""
+    for mail in SAMPLES:
+        texts = [_TEXTS.get((spoken, mail.kind)) for spoken in (ENGLISH, language)]
+        if mail.kind == "rule_mail":
+            assert texts[1] is None
+            continue
+        english, other = (Template(str(text)).get_identifiers() for text in texts)
+        assert set(other) == set(english), mail.kind
+        subject, text = mail.render(LINKS, language)
+        assert (subject, text) != mail.render(LINKS)
+        assert "$" not in subject + text
+    said = DeviceTransferAnswered(device="Lampe", user="Bob", answer="declined").render(LINKS, "de")[0]
+    assert said == "Ihr Angebot eines Geräts wurde abgelehnt"
 
 
 @each_row("mail", SAMPLES)

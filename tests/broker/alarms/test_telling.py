@@ -123,6 +123,25 @@ async def test_a_user_is_told_once_on_each_way(world: World) -> None:
     assert len(world.ways.told) == 1
 
 
+async def test_a_user_is_told_in_the_language_of_the_account(world: World) -> None:
+    services = world.services
+    user = await services.accounts.users.find(ADA)
+    await services.core.database.write(lambda tx: tx.accounts.set_language(user.key, "de", now_ms=NOW_MS))
+    await world.wants(Telling(ntfy=NTFY, mail=True))
+    await world.home.rule(ringing(text="Es ist dunkel"), "Dunkel")
+    await world.home.says({"intensity": 3})
+    await world.passes(0)
+    ((_, notice),) = world.ways.told
+    assert (notice.title, notice.acknowledge) == ("Kritisch: Dunkel", "Bestätigen")
+    transport = Transport()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(services.mail.deliver_forever, transport)
+        await world.passes(1)
+        nursery.cancel_scope.cancel()
+    (text,) = transport.texts
+    assert text.startswith("Es ist dunkel\n\nBestätigen, innerhalb von drei Tagen")
+
+
 async def test_nobody_is_told_of_less_than_was_asked_for(world: World) -> None:
     await world.wants(Telling(severity="critical", ntfy=NTFY))
     await world.home.rule(ringing(severity="warning"))

@@ -88,6 +88,7 @@ def running_site(folder: Path) -> Iterator[Site]:
     else:
         settings += '[lwm2m]\ndtls_bind = "127.0.0.1:0"\n'
     (folder / "centre.token").write_text("7" * 32, encoding="utf-8")
+    (folder / "centre.token").chmod(0o600)
     daemon = Daemon(folder / "state", settings + _SHELLIES + _UPSTREAM.format(folder=folder, device=device_id(71)))
     daemon.configure(devices=DEVICES)
     text = daemon.config.read_text(encoding="utf-8").replace("[mqtt]\n", '[mqtt]\ntopics = "open"\n')
