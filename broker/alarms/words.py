@@ -66,5 +66,5 @@ _WORDS: Final[Mapping[str, AlarmWords]] = {
 
 
 def words_in(language: str | None) -> AlarmWords:
-    """Those of a language; None: English."""
+    """Of a language; None: English."""
     return _WORDS.get(language or ENGLISH, _WORDS[ENGLISH])
