@@ -42,7 +42,7 @@ _ROWS_AT_ONCE: Final = 50  # counted until it is enough for a step
 _STEP_ROLLUPS: Final = 1_440
 #: Rollups that are put in one step at most: about these, or those of one bucket.
 _STEP_CELLS: Final = 2_000
-#: Rows that came while it was counted, and that are added while the projector and the writer wait.
+#: Rows that came while it was counted, and that are added while the projector and the writer wait; with each try more.
 _MORE_ROWS: Final = 250
 _TRIES: Final = 20
 
@@ -104,11 +104,13 @@ class Recounts:
         upto = await self._caught_up(whole.device, turn)
         counted, part = await self._counted(whole, upto, turn)
         await self._delete_old(part, turn)
-        for _ in range(_TRIES):
+        for number in range(1, _TRIES + 1):
             counted, upto = await self._follow(part, counted, upto, turn)
             counted, part = _first_of(part, counted)
             async with turn():
-                is_done = await self._projector.rewrite(part.device, partial(_replace, part, counted, upto))
+                is_done = await self._projector.rewrite(
+                    part.device, partial(_replace, part, counted, upto, number * _MORE_ROWS)
+                )
             if is_done:
                 return part.last
         raise StoreError("messages come faster than they are counted again")
@@ -162,7 +164,7 @@ class Recounts:
         """Put older values in the place of deleted ones."""
         upto = await self._caught_up(erased.device, turn)
         found = await self._newest(erased, upto, turn)
-        for _ in range(_TRIES):
+        for number in range(1, _TRIES + 1):
             until = await self._caught_up(erased.device, turn)
             while upto < until:
                 search = Range(None, None, behind=upto, until=until, by_arrival=True, limit=_ROWS)
@@ -173,7 +175,8 @@ class Recounts:
                 upto = rows[-1].position
             upto = until
             async with turn():
-                is_done = await self._projector.rewrite(erased.device, partial(_mend, erased, found, upto))
+                work = partial(_mend, erased, found, upto, number * _MORE_ROWS)
+                is_done = await self._projector.rewrite(erased.device, work)
             if is_done:
                 return
         raise StoreError("messages come faster than they are counted again")
@@ -263,15 +266,15 @@ def _added(part: _Part, before: _Counted, rows: Sequence[MessageRow]) -> _Counte
     return counted
 
 
-def _replace(part: _Part, counted: _Counted, upto: Position, tx: Transaction) -> bool:
+def _replace(part: _Part, counted: _Counted, upto: Position, most: int, tx: Transaction) -> bool:
     """Put what was counted up to a position, and the rows behind it, in the place of what the store has.
 
-    False: too many rows came since.
+    False: more than `most` rows came since.
     """
     device = part.device
     if (saved := tx.snapshots.of(device)) is None or tx.devices.device(device) is None:
         return True
-    if (rows := _rows_since(tx, device, upto, saved.position)) is None:
+    if (rows := _rows_since(tx, device, upto, saved.position, most)) is None:
         return False
     opened = decode_open(saved.open) if saved.open is not None else newest_buckets(tx, device)
     if fields := [field for field, _ in _first_buckets(part, tx)]:
@@ -284,12 +287,14 @@ def _replace(part: _Part, counted: _Counted, upto: Position, tx: Transaction) ->
     return True
 
 
-def _rows_since(tx: Transaction, device: DeviceKey, upto: Position, until: Position) -> list[MessageRow] | None:
-    """The rows behind a position; None: they are too many."""
+def _rows_since(
+    tx: Transaction, device: DeviceKey, upto: Position, until: Position, most: int
+) -> list[MessageRow] | None:
+    """The rows behind a position; None: they are more than `most`."""
     if until <= upto:
         return []
-    rows = _page(device, Range(None, None, behind=upto, until=until, by_arrival=True, limit=_MORE_ROWS + 1), tx)
-    return rows if len(rows) <= _MORE_ROWS else None
+    rows = _page(device, Range(None, None, behind=upto, until=until, by_arrival=True, limit=most + 1), tx)
+    return rows if len(rows) <= most else None
 
 
 def _open_newest(tx: Transaction, device: DeviceKey, level: Any, opened: Open) -> None:
@@ -299,12 +304,12 @@ def _open_newest(tx: Transaction, device: DeviceKey, level: Any, opened: Open) -
         opened[level] = start, {path: summary_of(row) for path, row in tx.rollups.in_bucket(device, level, start)}
 
 
-def _mend(erased: Erased, newest: _Found, upto: Position, tx: Transaction) -> bool:
-    """Take deleted values out of the snapshot. False: too many rows came since."""
+def _mend(erased: Erased, newest: _Found, upto: Position, most: int, tx: Transaction) -> bool:
+    """Take deleted values out of the snapshot. False: more than `most` rows came since."""
     device = erased.device
     if (saved := tx.snapshots.of(device)) is None or tx.devices.device(device) is None:
         return True
-    if (rows := _rows_since(tx, device, upto, saved.position)) is None:
+    if (rows := _rows_since(tx, device, upto, saved.position, most)) is None:
         return False
     fields = _mended(decode_fields(saved.fields), erased, newest, rows)
     tx.snapshots.put_all([SnapshotRow(device, saved.position, encoded(fields), saved.open)])

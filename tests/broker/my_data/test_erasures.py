@@ -145,9 +145,9 @@ async def test_a_device_that_goes_on_sending_is_counted_to_its_last_message(
     services: Services, ada: Caller, kitchen: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More messages come while it is counted than may be added while the projector waits."""
-    monkeypatch.setattr(recounts, "_ROWS", 3)
+    monkeypatch.setattr(recounts, "_ROWS", 20)
     monkeypatch.setattr(recounts, "_MORE_ROWS", 4)
-    monkeypatch.setattr(recounts, "_STEP_ROLLUPS", 1)
+    monkeypatch.setattr(recounts, "_STEP_ROLLUPS", 10)
     for number in range(40):
         await send(services, (kitchen, START + number * MINUTE_MS, {"intensity": number, "temperature": 1.0}))
     await services.messages.projector.flush()
