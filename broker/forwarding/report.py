@@ -50,11 +50,10 @@ class ForwardReport:
     def failed(self, text: str, seconds: float = 0.0) -> None:
         """It is tried again after `seconds`."""
         self._failures += 1
-        self._state, self._problem = "waits", text
+        self._state, self._problem = "waits", text if text.endswith(".") else f"{text}."
         if seconds >= _SAID_SECONDS:
             when = datetime.fromtimestamp(self._clock.now_ms() / 1000 + seconds, UTC)
-            stop = "" if text.endswith(".") else "."
-            self._problem = f"{text}{stop} The next try is at {when:%H:%M} UTC."
+            self._problem += f" The next try is at {when:%H:%M} UTC."
         self._outage.failed(text, forward=self._entry.name)
 
     def works(self) -> None:

@@ -51,7 +51,12 @@ class OutboundUpstreams:
                 most_bytes=FORWARD_ANSWER_BYTES,
             )
         except HttpFailedError as error:
-            raise UpstreamError(f"The upstream gives no usable answer: {error}.") from error
+            _, unreachable, why = str(error).partition("no connection: ")
+            raise UpstreamError(
+                f"The upstream cannot be reached: {why}."
+                if unreachable
+                else f"The upstream gives no usable answer: {error}."
+            ) from error
         return UpstreamAnswer(answer.status, answer.headers, answer.body)
 
     def _http_of(self, entry: Forward) -> OutboundHttp:

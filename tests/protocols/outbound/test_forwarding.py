@@ -91,6 +91,12 @@ async def test_a_name_that_cannot_be_resolved(token: str, monkeypatch: pytest.Mo
             pass
 
 
+async def test_an_upstream_that_does_not_run(token: str) -> None:
+    entry = Forward("a", f"http://127.0.0.1:{free_port()}", token_file=token)
+    with pytest.raises(UpstreamError, match=r"^The upstream cannot be reached: connection refused\.$"):
+        await OutboundUpstreams("").post(entry, "/", b"", seconds=PATIENCE_SECONDS)
+
+
 async def test_a_broker_that_does_not_run() -> None:
     with pytest.raises(UpstreamError, match=r"^No connection to the broker: connection refused\.$"):
         async with OutboundUpstreams("").broker(Forward("b", f"mqtt://127.0.0.1:{free_port()}"), "c", "", ignored):
