@@ -43,7 +43,7 @@ STOP_SECONDS: Final = 5.0
 #: Clients try the other node after this long without an answer.
 ANSWER_SECONDS: Final = 1.0
 #: Between an acknowledgement and the next value: take-overs are what counts here, and not many messages.
-_PAUSE_SECONDS: Final = 0.05
+_PAUSE_SECONDS: Final = 0.2
 FENCED, REPLACED = 5, 6
 LOST_METRIC: Final = "trunkline_database_connections_lost_total"
 
