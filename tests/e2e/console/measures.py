@@ -5,7 +5,8 @@ from typing import Final
 
 from tests.browser import PHONE, WIDTHS, Chromium
 
-_LONGEST: Final = 6_200  # CSS pixels of a page from top to bottom, at any width (/operator over PostgreSQL: 6,055)
+#: CSS pixels of a page from top to bottom, at any width. /operator in German, with an upstream, has 6,780.
+_LONGEST: Final = 7_200
 #: Words longer than this are secrets and addresses, and may be broken. An id has 32 characters, or 34.
 _WORD: Final = 40
 _COLUMNS: Final = 3  # a table with more of them is a list of cards on a phone
