@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, Final, TypeVar
@@ -437,15 +437,24 @@ class ClusterWorld:
             self.record.counts.append(Count(node.name, before, found.number, self._recount().number))
 
     def _periods(self) -> list[Period]:
-        """In which the condition of the rule with a duration held, but for the last one."""
+        """In which the condition of the rule with a duration held, but for the last one. A message that a node stores
+        late, after others have stored newer ones, changes nothing: the rule looks at the newest by its time."""
         rows = self._query(
-            "SELECT m.cts, (m.data::json ->> 'intensity')::bigint FROM message AS m"
+            "SELECT m.cts, (m.data::json ->> 'intensity')::bigint, m.ts FROM message AS m"
             " JOIN device AS d ON d.key = m.device WHERE d.id = %s AND m.position > %s ORDER BY m.position",
             device_id(_TIMED),
             self._begun_behind,
         )
+        newest = rows[:1]
+        newest += [
+            row
+            for row, latest in zip(rows[1:], accumulate((row[2] for row in rows), max), strict=False)
+            if row[2] >= latest
+        ]
         return [
-            Period(number, begun, ended) for (begun, number), (ended, after) in pairwise(rows) if number > 0 > after
+            Period(number, begun, ended)
+            for (begun, number, _), (ended, after, _) in pairwise(newest)
+            if number > 0 > after
         ]
 
     def _all_due_came(self) -> bool:
