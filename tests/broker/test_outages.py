@@ -18,7 +18,12 @@ from tests.builders import ServicesOpener
 ROOT: Final = Path(__file__).parent.parent.parent
 AWAY_MINUTES: Final = 15
 #: Events of what is done once in the life of a daemon.
-ONCE: Final = {"state_not_saved", "files_not_taken_into_store", "lease_not_given_back"}
+ONCE: Final = {
+    "device_tasks_not_put_back",
+    "files_not_taken_into_store",
+    "lease_not_given_back",
+    "state_not_saved",
+}
 
 
 async def test_a_flapping_failure_is_told_of_twice_a_minute_at_most(autojump_clock: MockClock) -> None:

@@ -78,7 +78,7 @@ async def test_with_the_newest_first_each_message_is_stored_once(two: Two, autoj
     two.line.faults.clear()
     two.line.faults.extend(["", "unheard", "", "away", "unheard"])
     await two.send(4_000)
-    await two.settled()
+    await two.settled(600)
     assert await two.at_centre() == Counter(range(4_001))
     batches = [one.batch for one in two.line.asked if one.batch is not None]
     assert any(one.after < before.after for before, one in pairwise(batches)), "an older part later"
