@@ -279,7 +279,7 @@ async def test_a_model_that_is_deleted_in_its_training_does_not_come_back(
 
 async def test_without_the_library_nothing_is_made(services: Services, ada: Caller, learner: TaughtLearner) -> None:
     learner.is_installed = False
-    with pytest.raises(LearningNotInstalled, match=r"trunkline\[learning\]"):
+    with pytest.raises(LearningNotInstalled, match="can install the extra learning"):
         await services.models.models.create(ada, definition())
 
 
