@@ -29,8 +29,9 @@ OBJECTS: Final[Mapping[str, str]] = {
     "subscription": " AND removed_on IS NULL",
     "export": "",
 }
-#: Rows that stay: they belong to devices and to trials, and only say which application it was.
-KEPT: Final = ("device_token", "registration", "trial", "trial_member")
+#: Rows that stay: they belong to devices, trials and users, and only say which application it was. An import that goes
+#: on ends with its next step (broker/my_data/imports.py).
+KEPT: Final = ("device_token", "registration", "table_import", "trial", "trial_member")
 #: Rows that have the application's id instead of its key.
 BY_ID: Final = ("connector_state",)
 
