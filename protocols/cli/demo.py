@@ -30,6 +30,7 @@ from config.settings import (
     ConsoleSettings,
     HomeAssistant,
     Http,
+    Limits,
     Log,
     Lwm2m,
     Mcp,
@@ -145,6 +146,8 @@ def demo(
         home_assistant=(HomeAssistant(_ADMINISTRATOR),),
         outbound=Outbound(allow_private_addresses=True),  # for callbacks on this machine
         console=ConsoleSettings(operators=(_ADMINISTRATOR,)),
+        # Whoever tries out a document, or lets an assistant do it, makes more calls than the usual hundred in a minute.
+        limits=Limits(rest_user="1000/10000"),
         mcp=Mcp("act"),
         log=Log(level="warning"),
         storage=Storage(url=store),

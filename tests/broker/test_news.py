@@ -36,7 +36,12 @@ WHO_HEARS_OF_WHAT = {
         "Reader._device_changed",
         "Connections._end_disabled",
     ],
-    "DeviceCreated": ["Tiers._device_created", "Events._device_fact", "RuleInvalidator._members_changed"],
+    "DeviceCreated": [
+        "Tiers._device_created",
+        "Events._device_fact",
+        "RuleInvalidator._members_changed",
+        "EdgeActions._device_created",
+    ],
     "DeviceDeleted": [
         "Presence._deleted",
         "Tiers.__init__.<locals>.<lambda>",

@@ -197,8 +197,9 @@ def scene(gateway: Gateway, code: str) -> None:
 
 def model(gateway: Gateway, code: str) -> None:
     device = gateway.variables["DEVICE"]
-    for number in range(50):
-        gateway.post("/messages", {"sdid": device, "data": {"intensity": number}})
+    gateway.post(
+        "/messages/batch", {"messages": [{"sdid": device, "data": {"intensity": number}} for number in range(50)]}
+    )
     *made, predict = code.splitlines()
     (found,) = gateway.answers("\n".join(made))
 

@@ -59,6 +59,8 @@ _CONFIGURATION = """state_dir = "{state}"
 bind = "127.0.0.1:0"
 [mqtt]
 bind = "127.0.0.1:0"
+[limits]
+rest_user = "1000/10000"
 """
 
 
@@ -110,10 +112,7 @@ BLOCKS: Final = dict(_found())
 
 
 def eventually(read: Callable[[], Any], holds: Callable[[Any], bool], pause: float = 1.0) -> Any:
-    """The value of `read` once it holds; after a minute, its last value.
-
-    Calls of REST are counted, also here: a hundred in a minute.
-    """
+    """The value of `read` once it holds; after a minute, its last value."""
     end = time.monotonic() + SECONDS
     while not holds(found := read()) and time.monotonic() < end:
         time.sleep(pause)
