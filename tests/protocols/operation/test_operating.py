@@ -39,10 +39,13 @@ async def test_backups_are_made_listed_and_the_oldest_removed(
     (tmp_path / "backups").mkdir()
     (folder / "notes.txt").write_text("kept", encoding="utf-8")
     told: list[tuple[int, int]] = []
-    made = [await machine.back_up(folder, keep=2, copied=lambda *more: told.append(more)) for _ in range(3)]
+    made: list[Path] = []
+    for _ in range(3):  # each with a total of its own: a server of PostgreSQL may grow in between
+        told.clear()
+        made.append(await machine.back_up(folder, keep=2, copied=lambda *more: told.append(more)))
+        _, total = told[-1]
+        assert sum(more for more, _ in told) >= total
     assert [name for name, _, _ in await machine.backups(folder)] == [made[2].name, made[1].name]
-    _, total = told[-1]
-    assert sum(more for more, _ in told) >= 3 * total
     assert (folder / "notes.txt").exists()
     with tarfile.open(made[2]) as archive:
         assert "store.sqlite" in archive.getnames()
