@@ -83,7 +83,6 @@ class Fetches:
             claimed = await self._claimed(connector, room) if room else []
             self._has_more = self._has_more or len(claimed) == room
             for device in claimed:
-                self._pulling.add(device)
                 self.offer(connector, device)
 
     async def _claimed(self, connector: Connector, limit: int) -> list[DeviceKey]:
@@ -94,12 +93,17 @@ class Fetches:
             lambda tx: tx.connectors.is_fetch_due(type_key, now_ms=now_ms, latest_ms=latest_ms)
         ):
             return []
-        return await self._database.write_own(
-            self._lease,
-            lambda tx: tx.connectors.claim_fetches(
-                type_key, now_ms=now_ms, latest_ms=latest_ms, next_ms=next_ms, limit=limit
-            ),
-        )
+        # The next time is stored even if the lease goes: `save` must know whose pulls are due again.
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + _KEEP_SECONDS):
+            claimed = await self._database.write_own(
+                self._lease,
+                lambda tx: tx.connectors.claim_fetches(
+                    type_key, now_ms=now_ms, latest_ms=latest_ms, next_ms=next_ms, limit=limit
+                ),
+            )
+            self._pulling.update(claimed)
+            return claimed
+        return []
 
     async def ask(self, connector: Connector, device: DeviceKey, requests: Sequence[Request] | None = None) -> bool:
         """As `offer`, of whatever node: what is asked is stored on return. Raises StoreError."""

@@ -1,5 +1,7 @@
 """The lease of the connectors goes to another node with something half-way: each is done once (reference 27.25)."""
 
+from typing import Any
+
 import msgspec
 import pytest
 import trio
@@ -9,6 +11,7 @@ from trio.testing import wait_all_tasks_blocked
 from broker.cluster.leases import Lease, LeaseName
 from broker.connectors.intake import Intake
 from broker.services import Services
+from storage.connectors import ConnectorStore
 from storage.keys import DeviceKey
 from tests.factories import World
 from tests.protocols.http.connectors.conftest import Browser, quiet
@@ -122,3 +125,24 @@ async def test_a_job_waits_for_a_node_that_has_the_lease(
     await shared.ended()
     assert [one["data"]["temperature"] for one in await browser.messages()] == [20.5]
     assert cloud.paths().count("/readings") == 1
+
+
+async def test_a_pull_that_was_being_claimed_is_due_at_the_next_node(
+    browser: Browser, cloud: ThirdPartyCloud, shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the first readings of a device come a whole interval later."""
+    cloud.readings = READINGS[:1]
+    claim = ConnectorStore.claim_fetches
+    with trio.CancelScope() as run:
+
+        def claim_while_the_lease_goes(*given: Any, **named: Any) -> list[DeviceKey]:
+            run.cancel()
+            return claim(*given, **named)
+
+        monkeypatch.setattr(ConnectorStore, "claim_fetches", claim_while_the_lease_goes)
+        await shared.fetches.pull_due()
+    monkeypatch.setattr(ConnectorStore, "claim_fetches", claim)
+    await shared.give_away_and_take_back()
+    await shared.fetches.pull_due()
+    await shared.ended()
+    assert [one["data"]["temperature"] for one in await browser.messages()] == [20.5]
