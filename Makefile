@@ -34,11 +34,11 @@ run: $(VENV)/.installed $(if $(STORE)$(NODES),$(VENV)/.installed-postgresql)
 
 # Bytecode is kept: without it each daemon that a test starts compiles the product, and each run rewrites every assertion.
 unexport PYTHONDONTWRITEBYTECODE
-# Files stay in one piece, and tests/conftest.py says which come first: pytest-xdist must leave their order alone.
+# tests/workers.py runs them in several processes; tests/conftest.py says which files come first.
 PROCESSORS = $(shell $(BIN)/python -c 'import os; print(os.cpu_count() or 1)')
 # Two runs beside each other need a CACHE each. Over PostgreSQL the same examples of a test take several times as long.
 CACHE := .pytest_cache
-PYTEST = $(BIN)/pytest -o cache_dir=$(CACHE) --dist loadfile --no-loadscope-reorder $(if $(ENGINE),-rfEs -o timeout=360)
+PYTEST = $(BIN)/pytest -o cache_dir=$(CACHE) $(if $(ENGINE),-rfEs -o timeout=360)
 # Lint is one process after the other: the tests use the other processors.
 BESIDE = $(MAKE) --no-print-directory --jobs=2 --output-sync=none
 
@@ -52,8 +52,8 @@ check:
 	$(BESIDE) lint unit
 
 # UNITS are the files and folders; all, if it is empty.
-unit: $(VENV)/.compiled-test
-	$(call pytest_in_memory,-n $(PROCESSORS) --ignore tests/e2e -m "not processes" --hypothesis-profile=daily $(UNITS))
+unit: $(VENV)/.installed-test
+	$(call pytest_in_memory,--workers $(PROCESSORS) --ignore tests/e2e -m "not processes" --hypothesis-profile=daily $(UNITS))
 
 # Of the tests with the real daemon, those that end it, or look at what it has stored. Clients of daemons over PostgreSQL
 # are in tests/cluster, which is the same in both runs.
@@ -77,8 +77,8 @@ NOT_BOTH = tests/broker/rules/language \
   $(patsubst %,tests/storage/test_%.py,failover fence listening neighbours partitions pgbouncer postgresql) \
   tests/protocols/operation/test_postgresql_store.py tests/protocols/cli/test_commands.py
 
-both: $(VENV)/.compiled-test
-	export ENGINE=postgresql; $(call pytest_in_memory,-n $$(($(PROCESSORS) + 2)) --hypothesis-profile=daily $(BOTH) $(addprefix --ignore=,$(NOT_BOTH)))
+both: $(VENV)/.installed-test
+	export ENGINE=postgresql; $(call pytest_in_memory,--workers $$(($(PROCESSORS) + 2)) --hypothesis-profile=daily $(BOTH) $(addprefix --ignore=,$(NOT_BOTH)))
 
 test:
 	$(BESIDE) lint tests
@@ -91,13 +91,13 @@ pytest_in_memory = folder=$(FOLDER_OF_TESTS); if TMPDIR=$$folder $(PYTEST) $(1);
   else echo "the files of the tests that failed: $$folder"; exit 1; fi
 
 # Two workers more than processors: tests with other programs often wait.
-tests: $(VENV)/.compiled-test
-	$(call pytest_in_memory,-n $$(($(PROCESSORS) + 2)))
+tests: $(VENV)/.installed-test
+	$(call pytest_in_memory,--workers $$(($(PROCESSORS) + 2)))
 
 again:
 	@$(BIN)/python -c 'import json, sys; found = json.load(open("$(CACHE)/v/cache/lastfailed")); \
 	  print(*found, sep="\n"); sys.exit(len(found) > 3 and "more than three failed: they are not tried again")'
-	$(BIN)/pytest -o cache_dir=$(CACHE) -n0 --last-failed --last-failed-no-failures=none
+	$(BIN)/pytest -o cache_dir=$(CACHE) --last-failed --last-failed-no-failures=none
 
 fuzz: $(VENV)/.installed-test
 	$(BIN)/python -m tests.fuzz $(or $(TARGET),all) --seconds $(or $(SECONDS),600)
@@ -163,11 +163,6 @@ $(VENV)/.installed-postgresql: $(VENV)/.installed
 	  $(BIN)/python -m deploy.install --extras learning,streams,postgresql --editable
 	@touch $@
 
-$(VENV)/.installed-test: $(VENV)/.installed
+$(VENV)/.installed-test: $(VENV)/.created pyproject.toml constraints.txt
 	@$(BIN)/python -m deploy.install --extras learning,streams,test --editable
-	@touch $@
-
-# The bytecode of all tests, or of UNITS, which each of the tests' processes would make for itself.
-$(VENV)/.compiled-test: $(VENV)/.installed-test
-	@$(BIN)/pytest -n0 --collect-only -qq $(UNITS) >$(VENV)/collected.log || { tail -n 50 $(VENV)/collected.log; exit 1; }
-	@touch $@
+	@touch $(VENV)/.installed $@

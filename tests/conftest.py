@@ -2,6 +2,7 @@
 
 import datetime as dt
 import gc
+import os
 import re
 import shutil
 import signal
@@ -50,6 +51,7 @@ gc.disable()
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+pytest_plugins = ("tests.workers",)
 register_profiles()
 record(KNOWN.add)
 if ENGINE == "postgresql":
@@ -94,8 +96,8 @@ LONGEST: Final = (
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Exclude imported and collected objects from garbage collection, so that each one takes a tenth of the time."""
-    if session.config.option.collectonly:  # `make .venv/.compiled-test`
-        # Hypothesis keeps the characters of UTF-8 in a file. Each of the tests' processes would take a second for it.
+    if session.config.option.workers:
+        # Hypothesis keeps the characters of UTF-8, and in a file. Each worker would take a second for it.
         st.characters(codec="utf-8").validate()
     gc.freeze()
     gc.enable()
@@ -118,6 +120,8 @@ def pytest_configure(config: pytest.Config) -> None:
     patch = _run.enter_context(pytest.MonkeyPatch.context())
     # Argon2 at its lowest cost. tests/broker/test_secrets.py checks the cost of production in a separate process.
     patch.setattr("broker.secrets.ARGON2_COST", CHEAPEST)
+    # numpy begins threads when it is imported, which the forks of tests/workers.py would not have.
+    patch.setenv("OPENBLAS_NUM_THREADS", "1")
     # TLS trusts one authority that signs nothing. Each HTTP client reads the file; that of the machine takes 28 ms.
     authorities = Path(_run.enter_context(TemporaryDirectory(prefix="trunkline-tests-"))) / "none.pem"
     authorities.write_text(Authority("Nobody", now=dt.datetime.now(dt.UTC)).pem, encoding="ascii")
@@ -188,7 +192,7 @@ def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     have run.
     """
     name = re.sub(r"\W", "_", request.node.name)[:30]
-    path = tmp_path_factory.getbasetemp() / f"{name}{next(_tmp_path_numbers)}"
+    path = tmp_path_factory.getbasetemp() / f"{name}{os.getpid()}-{next(_tmp_path_numbers)}"
     path.mkdir(mode=0o700)
     failures = request.session.testsfailed
     yield path

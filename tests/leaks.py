@@ -56,6 +56,10 @@ class KnownSecrets:
         self._words: set[str] = set()
         self._phrases: set[str] = set()
 
+    def begin_worker(self) -> None:
+        """Have commands of this process, which was forked, write into a file of its own."""
+        self.file = os.memfd_create("secrets")
+
     def add(self, secret: str) -> None:
         if len(secret) < _LEAST or secret in self._words or secret in self._phrases or _PUBLIC.fullmatch(secret):
             return

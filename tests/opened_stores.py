@@ -31,6 +31,11 @@ class OpenedStores:
             self.file = os.memfd_create("stores")
             record_into(self.file)
 
+    def begin_worker(self) -> None:
+        """Note in a file of its own what this process opens, which was forked."""
+        if self.file is not None:
+            os.dup2(os.memfd_create("stores"), self.file)
+
     def look_into(self, folder: Path) -> None:
         """Note the stores in the folder of a test: a program may have made them that nobody forked."""
         if self.file is not None:

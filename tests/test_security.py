@@ -171,7 +171,7 @@ def test_leak():
 def test_a_test_whose_output_has_a_secret_fails(tmp_path: Path) -> None:
     path = tmp_path / "test_leaky.py"
     path.write_text(_LEAKY.format(token=secrets.token_hex(16)), encoding="utf-8")
-    options = ("-n0", "-q", "-rN", "-p", "tests.conftest", "--rootdir", tmp_path, "-c", ROOT / "pyproject.toml")
+    options = ("-q", "-rN", "-p", "tests.conftest", "--rootdir", tmp_path, "-c", ROOT / "pyproject.toml")
     command: list[str | Path] = [sys.executable, "-m", "pytest", *options, path]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert "2 passed, 1 error" in run.stdout, run.stdout
