@@ -1,8 +1,8 @@
 """The daemon: opens the store, builds the services, starts every listener, and stops in the reverse order.
 
-Three nurseries stand inside each other (broker/ARCHITECTURE.md, Concurrency): the workers outlive the connections, and
-the connections outlive the listeners. A stop closes the listeners, gives connections their grace period, drains the
-journal and lets the workers save where they stand.
+Three nurseries stand inside each other: the workers outlive the connections, and the connections outlive the listeners.
+A stop closes the listeners, gives connections their grace period, drains the journal and lets the workers save where
+they stand.
 """
 
 import resource

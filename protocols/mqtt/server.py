@@ -3,7 +3,6 @@
 import math
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import structlog
@@ -25,7 +24,7 @@ from protocols.mqtt.packets import Connect, Packet, ProtocolError, ReasonCode
 from protocols.mqtt.session import CredentialsOffered, MqttSession
 from protocols.refusals import note_refusal, refusal_for
 from protocols.rooms import MqttRooms
-from protocols.streams.connection import LifePhase, Need, StreamConnection, serve_devices
+from protocols.streams.connection import DeviceConnection, LifePhase, Need
 from protocols.streams.hub import Hub
 from protocols.streams.peers import authenticated
 from protocols.streams.tls import peer_certificate
@@ -37,19 +36,17 @@ def serve_mqtt_connection(rooms: MqttRooms, stream: trio.abc.Stream, *, hub: Hub
     return MqttConnection(rooms, stream, hub).run()  # a coroutine around it would be held for as long
 
 
-class MqttConnection(StreamConnection):
+class MqttConnection(DeviceConnection[MqttRooms]):
     """Waits for CONNECT, then has `MqttExchange` process the packets."""
 
     __slots__ = (
         "_exchange",
         "_fault",
         "_heard_at",
-        "_ingest",
         "_is_over",
         "_link",
         "_offered",
         "_reader",
-        "_rooms",
         "_session",
         "_silence_seconds",
     )
@@ -57,9 +54,7 @@ class MqttConnection(StreamConnection):
     PROTOCOL = "mqtt"
 
     def __init__(self, rooms: MqttRooms, stream: trio.abc.Stream, hub: Hub) -> None:
-        super().__init__(stream, hub)
-        self._rooms = rooms
-        self._ingest = rooms.messages.ingest
+        super().__init__(rooms, stream, hub)
         # In the open topic space, each packet may become many deliveries.
         is_open = rooms.topics.space is not None
         self._reader = PacketReader(
@@ -132,7 +127,7 @@ class MqttConnection(StreamConnection):
             return fault.packets  # the packets before the fault are processed
 
     async def wait_store(self) -> None:
-        await self._ingest.wait_room()
+        await super().wait_store()
         if self._exchange is not None:
             await self._exchange.wait_room()
 
@@ -277,5 +272,4 @@ class MqttConnection(StreamConnection):
                 self._rooms.routing.connections.leave(link)
 
 
-#: Accepts MQTT connections until cancelled.
-serve_mqtt = partial(serve_devices, MqttConnection, MqttConnection.PROTOCOL)
+serve_mqtt = MqttConnection.serve

@@ -22,7 +22,7 @@ daemon stops, and `move` before, where other nodes go on.
 
 Every connection ends in one order: `finish` waits for the last answers; `farewell` is sent behind all that waits;
 `hear_out` reads what the peer still sends. The last two have GOODBYE_SECONDS. A peer that is gone gets no goodbye.
-`leave` is called at the very end, whatever has happened.
+`leave` is called at the very end, whatever has happened. An exception in a connection ends this connection only.
 
 `MOVES` has the phases that may follow each phase.
 """
@@ -30,9 +30,9 @@ Every connection ends in one order: `finish` waits for the last answers; `farewe
 import math
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import Enum, auto
-from typing import ClassVar, Final, TypeVar
+from typing import ClassVar, Final, Generic, TypeVar
 
 import structlog
 import trio
@@ -167,7 +167,9 @@ class StreamConnection(Outbox):
         return math.inf
 
     async def beat(self, now: float) -> None:
-        """The time has come, or was before it was put off."""
+        """The time has come, or was before it was put off. Ends the connection, unless a conversation overrides it."""
+        if now >= self.due():
+            self.end()
 
     def stop(self) -> None:
         """The daemon begins to stop. Neither waits nor raises."""
@@ -373,6 +375,56 @@ class StreamConnection(Outbox):
             self.end()
 
 
+class DeviceConnection(StreamConnection, Generic[R]):
+    """A connection with the rooms of the broker, and a listener of its own."""
+
+    __slots__ = ("_ingest", "_rooms")
+
+    def __init__(self, rooms: R, stream: trio.abc.Stream, hub: Hub) -> None:
+        super().__init__(stream, hub)
+        self._rooms = rooms
+        self._ingest = rooms.messages.ingest
+
+    async def wait_store(self) -> None:
+        await self._ingest.wait_room()
+
+    @classmethod
+    async def serve(
+        cls,
+        rooms: R,
+        bind: Address,
+        *,
+        connections: trio.Nursery,
+        ssl_context: TlsContext | None = None,
+        task_status: trio.TaskStatus[Address] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Accept connections of devices until cancelled.
+
+        Args:
+            rooms: the broker.
+            bind: where to listen.
+            connections: the nursery in which connections go on when this listener has ended.
+            ssl_context: for TLS; None for plain text.
+            task_status: told the bound address.
+
+        Raises:
+            OSError: the address cannot be bound.
+        """
+        hub = Hub(connections, rooms.core.life)
+        await serve_tcp(
+            bind,
+            lambda stream: cls(rooms, stream, hub).run(),  # a coroutine around it would be held for as long
+            protocol=cls.PROTOCOL,
+            refusals=rooms.core.refusals,
+            life=rooms.core.life,
+            connections=connections,
+            entrance=Entrance.of(rooms.limits.strangers, rooms.limits.sockets, rooms.core.settings),
+            ssl_context=ssl_context,
+            ends_with_move=True,
+            task_status=task_status,
+        )
+
+
 async def _read_when_ready(socket: trio.socket.SocketType, size: int) -> bytes:
     """Wait for bytes and return them; empty at the end.
 
@@ -388,42 +440,3 @@ async def _read_when_ready(socket: trio.socket.SocketType, size: int) -> bytes:
         except OSError as error:
             raise trio.BrokenResourceError(str(error)) from error
     return b""
-
-
-async def serve_devices(
-    conversation: Callable[[R, trio.abc.Stream, Hub], StreamConnection],
-    protocol: str,
-    rooms: R,
-    bind: Address,
-    *,
-    connections: trio.Nursery,
-    ssl_context: TlsContext | None = None,
-    task_status: trio.TaskStatus[Address] = trio.TASK_STATUS_IGNORED,
-) -> None:
-    """Accept connections of devices until cancelled.
-
-    Args:
-        conversation: makes the connection.
-        protocol: the name in log entries.
-        rooms: the broker.
-        bind: where to listen.
-        connections: the nursery in which connections go on when this listener has ended.
-        ssl_context: for TLS; None for plain text.
-        task_status: told the bound address.
-
-    Raises:
-        OSError: the address cannot be bound.
-    """
-    hub = Hub(connections, rooms.core.life)
-    await serve_tcp(
-        bind,
-        lambda stream: conversation(rooms, stream, hub).run(),  # a coroutine around it would be held for as long
-        protocol=protocol,
-        refusals=rooms.core.refusals,
-        life=rooms.core.life,
-        connections=connections,
-        entrance=Entrance.of(rooms.limits.strangers, rooms.limits.sockets, rooms.core.settings),
-        ssl_context=ssl_context,
-        ends_with_move=True,
-        task_status=task_status,
-    )

@@ -217,10 +217,6 @@ class DeviceStream(StreamConnection):
     def due(self) -> float:
         return self._registers_until if self.registered is None else math.inf
 
-    async def beat(self, now: float) -> None:
-        if now >= self.due():
-            self.end()
-
     async def finish(self) -> None:
         self.leave()
 
