@@ -103,7 +103,7 @@ PLACES: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "Looked at again after the wait, and nothing is awaited from there to the write": (
         "HomeAnnouncer._withdraw_former _former",
-        "DeviceActions.save _saved",
+        "UnendedActions.save _saved",
         "DeviceFinder._look_up _clients",
         "DeviceWork._update _updates",
         "Following._expire _next_due",

@@ -1,15 +1,14 @@
 """Actions that are operations of LWM2M: Write and Execute on the registered device (reference 18.7).
 
 They are carried out one after the other, in the order of the log, and wait while the device sleeps. A device without a
-registration gets none (reference 9.1). An Action that waits is a row of the store, so a restart goes on with it. A kill
-may come between the commit of an Action and the commit of its row: the saved position finds such Actions. Of several
-nodes, the one with the registration carries them out, and the next one goes on there (shared_registrations.py).
+registration gets none (reference 9.1). An Action that waits is a row of the store, so a restart goes on with it
+(unended_actions.py). Of several nodes, the one with the registration carries them out, and the next one goes on there
+(shared_registrations.py).
 """
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from math import inf
@@ -31,7 +30,8 @@ from broker.device_management.sessions import (
     UnreadableAnswerError,
 )
 from broker.device_management.shared_registrations import Begun, SharedRegistrations
-from broker.device_management.values import value_of
+from broker.device_management.unended_actions import UnendedActions
+from broker.device_management.waiting_actions import UnfitResourceValueError, WaitingAction, calls_of, written_value
 from broker.device_types.manifest import ResourceOperation, address_text
 from broker.devices.inventory import device_fact
 from broker.devices.registry import Device, Devices
@@ -54,9 +54,7 @@ from storage.keys import DeviceKey, Milliseconds, Position
 from storage.lwm2m import EndedActionRecord
 from storage.lwm2m_actions import UnendedActionRecord
 from storage.outages import Outage
-from storage.records import ActionRow
-from storage.sql import StoreDamagedError, StoreError
-from storage.transaction import Transaction
+from storage.sql import StoreError
 
 _WAITING_IN_ALL: Final = 10_000
 _WAITING_OF_USER: Final = 1_000
@@ -66,18 +64,11 @@ _ATTEMPTS: Final = 3  # of a Write to a device that sleeps again before it answe
 _AGAIN_SECONDS: Final = 300
 #: A node looks so often whether a device has registered with another one, which has what waits for it then.
 _LOOK_SECONDS: Final = 20.0
-_CONSUMER: Final = "lwm2m actions"
 _SAVE_SECONDS: Final = 5.0
-_ROW_BYTES: Final = 100
 _STORE_SECONDS: Final = 1.0
 _LOST_SECONDS: Final = 600
 _INTERRUPTED: Final = "The service ended before the device had answered."
-_decode: Final = msgspec.json.Decoder(dict[str, Any]).decode
 _log = structlog.get_logger(__name__)
-
-
-class _UnfitValueError(Exception):
-    """The Action has no value that its resource can have. The text is a sentence."""
 
 
 class ActionState(StrEnum):
@@ -100,23 +91,6 @@ class DeviceActionStatistics(msgspec.Struct, frozen=True):
     waiting: int
     done: int
     failed: int
-
-
-@dataclass(slots=True, eq=False)
-class _Waiting:
-    """One Action message, with those of its Actions that are operations. `owner`: of the device when it came.
-
-    `step` is the number of operations that have ended; an Execute counts from its beginning.
-    """
-
-    owner: str
-    action: Action
-    calls: tuple[tuple[str, ResourceOperation, dict[str, Any]], ...]
-    step: int = 0
-
-    @property
-    def name(self) -> str:
-        return ", ".join(name for name, _, _ in self.calls)
 
 
 class _TakenOverError(Exception):
@@ -145,13 +119,13 @@ class DeviceActions:
         self._database, self._clock, self._router = core.database, core.clock, core.router
         self._devices, self._objects, self._history, self._quotas = devices, objects, history, quotas
         lwm2m = core.settings.lwm2m
-        self._is_on = any((lwm2m.dtls_bind, lwm2m.tls_bind, lwm2m.tcp_bind))
-        self._last = self._saved = Position(0)
+        is_on = any((lwm2m.dtls_bind, lwm2m.tls_bind, lwm2m.tcp_bind))
+        self._unended = UnendedActions(core.database, is_on=is_on)
         #: Devices with Actions of the last run, that have not registered in this one.
         self._not_back: set[DeviceKey] = set()
         self._sessions: dict[DeviceKey, ManagedSession] = {}
         self._changed: dict[DeviceKey, trio.Event] = {}
-        self._queues: dict[DeviceKey, deque[_Waiting]] = {}
+        self._queues: dict[DeviceKey, deque[WaitingAction]] = {}
         self._scopes: dict[DeviceKey, trio.CancelScope] = {}
         self._ended: OrderedDict[DeviceKey, deque[ShownAction]] = OrderedDict()
         self._nursery: trio.Nursery | None = None
@@ -228,8 +202,8 @@ class DeviceActions:
             self._registered[device.key] = session
         known = {action.position for _, action in unended}
         for record, action in unended:
-            if record.owner == device.owner and (calls := _calls_of(device, action.data)):
-                self._wait(device, _Waiting(device.owner_id, action, calls, min(record.step, len(calls))))
+            if record.owner == device.owner and (calls := calls_of(device, action.data)):
+                self._wait(device, WaitingAction(device.owner_id, action, calls, min(record.step, len(calls))))
         for action in later:
             if action.position not in known:
                 known.add(action.position)
@@ -252,7 +226,7 @@ class DeviceActions:
             if isinstance(fact, DeviceDeleted):
                 self._shared.forget(fact.device)
                 if has_some:
-                    self._database.write_nowait(lambda tx: tx.lwm2m_actions.end_of_device(fact.device))
+                    self._unended.end_of_device(fact.device)
         elif (scope := self._scopes.get(fact.device)) is not None:
             scope.cancel()
 
@@ -269,7 +243,7 @@ class DeviceActions:
     def _stored(self, fact: ActionStored) -> None:
         if self._nursery is None:
             return
-        self._last = max(self._last, fact.action.position)
+        self._unended.seen(fact.action.position)
         if not fact.is_sent:
             return
         if (coming := self._coming.get(fact.destination)) is not None:
@@ -282,10 +256,10 @@ class DeviceActions:
             self._offer(session.device, fact.action)
 
     def _offer(self, device: Device, action: Action) -> None:
-        if calls := _calls_of(device, action.data):
-            self._take(device, _Waiting(device.owner_id, action, calls))
+        if calls := calls_of(device, action.data):
+            self._take(device, WaitingAction(device.owner_id, action, calls))
 
-    def _take(self, device: Device, waiting: _Waiting) -> None:
+    def _take(self, device: Device, waiting: WaitingAction) -> None:
         queue = self._queues.get(device.key)
         if queue is not None and len(queue) >= LWM2M_ACTIONS_WAITING:
             self._end(device, waiting, "Too many Actions wait for the device.")
@@ -298,16 +272,11 @@ class DeviceActions:
                 self._end(device, waiting, "The quota of the organization or of the device is used up.")
                 return
             self._quotas.delivered(device, waiting.action)
-        position = waiting.action.position
-        record = UnendedActionRecord(position, device.key, device.owner, 0)
-        if self._shared is not None:
-            self._shared.take(record)
-        else:
-            self._database.write_nowait(partial(_begin, record), size=_ROW_BYTES)
-            self._saved = max(self._saved, position)
+        record = UnendedActionRecord(waiting.action.position, device.key, device.owner, 0)
+        (self._unended if self._shared is None else self._shared).take(record)
         self._wait(device, waiting)
 
-    def _wait(self, device: Device, waiting: _Waiting) -> None:
+    def _wait(self, device: Device, waiting: WaitingAction) -> None:
         queue = self._queues.get(device.key)
         self._waiting_of[waiting.owner] += 1
         if queue is not None:
@@ -316,7 +285,7 @@ class DeviceActions:
             queue = self._queues[device.key] = deque((waiting,))
             self._nursery.start_soon(self._serve, device, queue)
 
-    async def _serve(self, device: Device, queue: deque[_Waiting]) -> None:
+    async def _serve(self, device: Device, queue: deque[WaitingAction]) -> None:
         """Carry out the Actions of a device until none waits."""
         if self._queues.get(device.key) is not queue:  # another node has the device since
             return
@@ -325,16 +294,16 @@ class DeviceActions:
             with suppress(_TakenOverError):
                 await self._serve_all(device, queue)
         if queue and self._shared is None:  # the device is gone, or its owner
-            self._database.write_nowait(lambda tx: tx.lwm2m_actions.end_of_device(device.key), size=_ROW_BYTES)
+            self._unended.end_of_device(device.key)
         if self._queues.get(device.key) is queue:
             self._drop(device.key)
 
-    def _left(self, waiting: _Waiting) -> None:
+    def _left(self, waiting: WaitingAction) -> None:
         self._waiting_of[waiting.owner] -= 1
         if not self._waiting_of[waiting.owner]:
             del self._waiting_of[waiting.owner]
 
-    async def _serve_all(self, device: Device, queue: deque[_Waiting]) -> None:
+    async def _serve_all(self, device: Device, queue: deque[WaitingAction]) -> None:
         while queue:
             problem: str | None = "The device was not heard in time."
             try:
@@ -349,20 +318,19 @@ class DeviceActions:
                 await self._stored_at_last(partial(self._store_end, self._shared, device.key, queue[0], problem))
             self._left(waiting := queue.popleft())
             if self._shared is None:
-                ended = [waiting.action.position]
-                self._database.write_nowait(partial(_end, ended), size=_ROW_BYTES)
+                self._unended.end([waiting.action.position])
             self._end(device, waiting, problem, is_stored=True)
 
-    def _seconds_left(self, waiting: _Waiting) -> float:
+    def _seconds_left(self, waiting: WaitingAction) -> float:
         """How long an Action may wait. The clock may have been set since it came."""
         passed = (self._clock.now_ms() - waiting.action.cts) / 1000
         return min(max(0.0, LWM2M_ACTION_SECONDS - passed), LWM2M_ACTION_SECONDS)
 
-    async def _carry_out(self, device: Device, waiting: _Waiting) -> str | None:
+    async def _carry_out(self, device: Device, waiting: WaitingAction) -> str | None:
         """Carry out the operations one by one up to the first that fails. Returns why it failed."""
         if waiting.step and waiting.calls[waiting.step - 1][1].is_execute:  # begun by the last run
             problem: str | None = _INTERRUPTED if self._shared is None else "The device did not answer."
-            return _said(waiting, waiting.calls[waiting.step - 1][0], problem or "")
+            return waiting.said(waiting.calls[waiting.step - 1][0], problem or "")
         while waiting.step < len(waiting.calls):
             name, operation, parameters = waiting.calls[waiting.step]
             try:
@@ -374,18 +342,18 @@ class DeviceActions:
             except StoreError:
                 problem = "The service could not store that it begins."
             if problem is not None:
-                return _said(waiting, name, problem)
+                return waiting.said(name, problem)
             waiting.step += 1
             if not operation.is_execute and waiting.step < len(waiting.calls) and self._shared is None:
-                self._database.write_nowait(partial(_set_step, waiting.action.position, waiting.step), size=_ROW_BYTES)
+                self._unended.note_step(waiting.action.position, waiting.step)
         return None
 
     async def _operate(
-        self, device: DeviceKey, waiting: _Waiting, operation: ResourceOperation, parameters: dict[str, Any]
+        self, device: DeviceKey, waiting: WaitingAction, operation: ResourceOperation, parameters: dict[str, Any]
     ) -> str | None:
         try:
-            value = False if operation.is_execute else self._value_of(operation, parameters)
-        except _UnfitValueError as error:
+            value = False if operation.is_execute else written_value(self._objects, operation, parameters)
+        except UnfitResourceValueError as error:
             return str(error)
         attempts, is_begun = 0, False
         while True:
@@ -415,11 +383,11 @@ class DeviceActions:
             else:
                 return None
 
-    async def _store_step(self, device: DeviceKey, waiting: _Waiting, step: int) -> None:
+    async def _store_step(self, device: DeviceKey, waiting: WaitingAction, step: int) -> None:
         """Raises StoreError, and _TakenOverError."""
         position = waiting.action.position
         if self._shared is None:
-            await self._database.write(partial(_set_step, position, step))
+            await self._unended.store_step(position, step)
         else:
             await self._stored_at_last(partial(self._shared.begin_operation, device, position, step))
 
@@ -438,26 +406,11 @@ class DeviceActions:
             return
 
     async def _store_end(
-        self, shared: SharedRegistrations, device: DeviceKey, waiting: _Waiting, problem: str | None
+        self, shared: SharedRegistrations, device: DeviceKey, waiting: WaitingAction, problem: str | None
     ) -> bool:
         shown = self._shown(waiting, problem)
         fact = await self._fact(device, shown.mid, problem)
         return await shared.end_action(_record(device, waiting.action.position, shown), fact)
-
-    def _value_of(self, operation: ResourceOperation, parameters: dict[str, Any]) -> Any:
-        """Raises _UnfitValueError."""
-        value: Any = operation.value
-        if operation.parameter is not None:
-            value = parameters.get(operation.parameter)
-            if not isinstance(value, bool | int | float | str):
-                raise _UnfitValueError(f"The Action has no value of the parameter {operation.parameter}.")
-        if (described := self._objects.described(operation.path)) is None:
-            return value
-        try:
-            return value_of(value, described.type)
-        except ValueError as error:
-            where = address_text(operation.path)
-            raise _UnfitValueError(f"{where} is {described.type.value}, and the Action has another value.") from error
 
     async def _session(self, device: DeviceKey) -> ManagedSession | None:
         """The registration of the device after its first steps; the next one, when it has ended a moment ago. None:
@@ -484,12 +437,12 @@ class DeviceActions:
                 if self._shared is not None and await self._shared.is_elsewhere(device):
                     raise _TakenOverError
 
-    def _shown(self, waiting: _Waiting, problem: str | None) -> ShownAction:
+    def _shown(self, waiting: WaitingAction, problem: str | None) -> ShownAction:
         state = ActionState.DONE if problem is None else ActionState.FAILED
         text = problem or "The device did it."
         return ShownAction(waiting.action.mid, waiting.name, self._clock.now_ms(), state, text)
 
-    def _end(self, device: Device, waiting: _Waiting, problem: str | None, *, is_stored: bool = False) -> None:
+    def _end(self, device: Device, waiting: WaitingAction, problem: str | None, *, is_stored: bool = False) -> None:
         """`is_stored`: other nodes have it from the store."""
         if problem is None:
             self._done += 1
@@ -508,7 +461,7 @@ class DeviceActions:
             self._nursery.start_soon(self._tell, device.key, waiting.action.mid, problem)
 
     async def _store_refused(
-        self, shared: SharedRegistrations, device: DeviceKey, waiting: _Waiting, problem: str | None
+        self, shared: SharedRegistrations, device: DeviceKey, waiting: WaitingAction, problem: str | None
     ) -> None:
         with suppress(_TakenOverError):
             await self._stored_at_last(partial(self._store_end, shared, device, waiting, problem))
@@ -551,7 +504,7 @@ class DeviceActions:
         waiting = []
         for one in found.unended:
             action = await self._history.action_view(one.row, device)
-            names = ", ".join(name for name, _, _ in _calls_of(device, action.data))
+            names = ", ".join(name for name, _, _ in calls_of(device, action.data))
             waiting.append(ShownAction(action.mid, names, action.cts, ActionState.WAITING, text))
         past = [ShownAction(one.mid, one.name, one.at_ms, ActionState(one.state), one.text) for one in found.ended]
         return [*reversed(waiting), *reversed(past)]
@@ -564,8 +517,8 @@ class DeviceActions:
             try:
                 if self._shared is None:
                     await self._resume()
-                else:  # a daemon that serves alone later looks behind no position
-                    await self._database.write(lambda tx: tx.messages.set_consumer_position(_CONSUMER, Position(0)))
+                else:
+                    await self._unended.forget_position()
                     end_lost = partial(self._end_lost, self._shared)
                     nursery.start_soon(Loop(end_lost, every=_LOST_SECONDS, failure="lwm2m_actions_not_ended").run)
                     again = self._shared.change_again
@@ -581,24 +534,23 @@ class DeviceActions:
 
     async def _resume(self) -> None:
         """Go on with the Actions that have not ended when the last run did. Their deliveries are charged already."""
-        found = await self._database.read(partial(_unended, is_on=self._is_on))
-        self._last, self._saved = found.head, found.saved
+        found = await self._unended.left()
         ended = list[Position]()
         for record in found.records:
             row, device = found.rows.get(record.position), await self._device(record.device)
-            calls = () if row is None or device is None else _calls_of(device, row.data)
+            calls = () if row is None or device is None else calls_of(device, row.data)
             if row is None or device is None or device.owner != record.owner or not calls:
                 ended.append(record.position)
                 continue
             action = await self._history.action_view(row, device)
             self._not_back.add(device.key)
-            self._wait(device, _Waiting(device.owner_id, action, calls, min(record.step, len(calls))))
+            self._wait(device, WaitingAction(device.owner_id, action, calls, min(record.step, len(calls))))
         for row in found.later:
             if (device := await self._device(row.device)) is not None:
                 self._not_back.add(device.key)
                 self._offer(device, await self._history.action_view(row, device))
         if ended:
-            self._database.write_nowait(partial(_end, ended))
+            self._unended.end(ended)
         await self.save()
 
     async def _end_lost(self, shared: SharedRegistrations) -> None:
@@ -610,7 +562,7 @@ class DeviceActions:
         for one in await shared.unended():
             if one.row.cts < latest and (device := await self._device(one.record.device)) is not None:
                 action = await self._history.action_view(one.row, device)
-                waiting = _Waiting(device.owner_id, action, _calls_of(device, action.data))
+                waiting = WaitingAction(device.owner_id, action, calls_of(device, action.data))
                 shown = self._shown(waiting, "The device was not heard in time.")
                 record = _record(device.key, action.position, shown)
                 lost.append((record, await self._fact(device.key, action.mid, shown.text)))
@@ -624,46 +576,12 @@ class DeviceActions:
             return None
 
     async def save(self) -> None:
-        """Save the position up to which Actions are rows, have ended, or are for others. Raises StoreError."""
-        position = self._last
-        if self._shared is None and (self._is_on or self._saved) and position > self._saved:
-            await self._database.write(lambda tx: tx.messages.set_consumer_position(_CONSUMER, position))
-            self._saved = max(self._saved, position)
+        """Save how far it has come. Raises StoreError."""
+        if self._shared is None:
+            await self._unended.save()
 
     def statistics(self) -> DeviceActionStatistics:
         return DeviceActionStatistics(self._waiting_of.total(), self._done, self._failed)
-
-
-class _Found(msgspec.Struct, frozen=True):
-    """The rows that the last run has left, their Actions, and the Actions behind its saved position."""
-
-    saved: Position
-    head: Position
-    records: list[UnendedActionRecord]
-    rows: dict[Position, ActionRow]
-    later: list[ActionRow]
-
-
-def _unended(tx: Transaction, *, is_on: bool) -> _Found:
-    records, saved = tx.lwm2m_actions.all(), tx.messages.consumer_position(_CONSUMER)
-    rows, later = dict[Position, ActionRow](), list[ActionRow]()
-    head = max(saved, tx.messages.last_position("action"))
-    with suppress(StoreDamagedError):  # the engine has told the operator
-        rows = tx.messages.actions_at([one.position for one in records])
-        later = tx.messages.actions_after(saved, limit=_WAITING_IN_ALL) if saved and is_on else []
-    return _Found(saved, head, records, rows, later)
-
-
-def _calls_of(device: Device, data: str) -> tuple[tuple[str, ResourceOperation, dict[str, Any]], ...]:
-    """The entries of an Action message that are operations, with their parameters."""
-    operations = device.manifest.manifest.operations
-    if not operations:
-        return ()
-    return tuple(
-        (one["name"], operations[one["name"]], one.get("parameters") or {})
-        for one in _decode(data)["actions"]
-        if one["name"] in operations
-    )
 
 
 def _record(device: DeviceKey, position: Position, shown: ShownAction) -> EndedActionRecord:
@@ -676,21 +594,3 @@ def _waiting_text(*, is_registered: bool, is_asleep: bool) -> str:
     if is_asleep:
         return "The device sleeps, and gets it when it is heard again."
     return "The device gets it next."
-
-
-def _said(waiting: _Waiting, name: str, problem: str) -> str:
-    """Why the Action of this name failed; a message of several Actions names it."""
-    return problem if len(waiting.calls) == 1 else f"{name}: {problem}"
-
-
-def _begin(record: UnendedActionRecord, tx: Transaction) -> None:
-    tx.lwm2m_actions.put(record)
-    tx.messages.set_consumer_position(_CONSUMER, record.position)
-
-
-def _set_step(position: Position, step: int, tx: Transaction) -> None:
-    tx.lwm2m_actions.set_step(position, step)
-
-
-def _end(positions: Collection[Position], tx: Transaction) -> None:
-    tx.lwm2m_actions.end(positions)

@@ -426,7 +426,7 @@ async def test_that_a_kill_left_without_rows_are_found(listening: ServicesOpener
 
     async with listening() as services:
         await services.core.database.write(kill)
-        services.device_management.actions._saved = Position(2**40)  # a killed daemon saves nothing
+        services.device_management.actions._unended._saved = Position(2**40)  # a killed daemon saves nothing
     async with listening() as services:
         fleet, ends = await opened_again(services, fleet), Ends(services)
         session = await fleet.register(fleet.devices[0])
