@@ -31,7 +31,7 @@ from broker.device_management.sessions import (
 )
 from broker.device_management.shared_registrations import Begun, SharedRegistrations
 from broker.device_management.unended_actions import UnendedActions
-from broker.device_management.waiting_actions import UnfitResourceValueError, WaitingAction, calls_of, written_value
+from broker.device_management.waiting_actions import NoFittingValueError, WaitingAction, calls_of, written_value
 from broker.device_types.manifest import ResourceOperation, address_text
 from broker.devices.inventory import device_fact
 from broker.devices.registry import Device, Devices
@@ -353,7 +353,7 @@ class DeviceActions:
     ) -> str | None:
         try:
             value = False if operation.is_execute else written_value(self._objects, operation, parameters)
-        except UnfitResourceValueError as error:
+        except NoFittingValueError as error:
             return str(error)
         attempts, is_begun = 0, False
         while True:

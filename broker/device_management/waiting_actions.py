@@ -17,7 +17,7 @@ _decode: Final = msgspec.json.Decoder(dict[str, Any]).decode
 ActionCall = tuple[str, ResourceOperation, dict[str, Any]]
 
 
-class UnfitResourceValueError(Exception):
+class NoFittingValueError(Exception):
     """The Action has no value that its resource can have. The text is a sentence."""
 
 
@@ -55,18 +55,16 @@ def calls_of(device: Device, data: str) -> tuple[ActionCall, ...]:
 
 
 def written_value(objects: ObjectMap, operation: ResourceOperation, parameters: dict[str, Any]) -> Any:
-    """The value that a Write sends. Raises UnfitResourceValueError."""
+    """The value that a Write sends. Raises NoFittingValueError."""
     value: Any = operation.value
     if operation.parameter is not None:
         value = parameters.get(operation.parameter)
         if not isinstance(value, bool | int | float | str):
-            raise UnfitResourceValueError(f"The Action has no value of the parameter {operation.parameter}.")
+            raise NoFittingValueError(f"The Action has no value of the parameter {operation.parameter}.")
     if (described := objects.described(operation.path)) is None:
         return value
     try:
         return value_of(value, described.type)
     except ValueError as error:
         where = address_text(operation.path)
-        raise UnfitResourceValueError(
-            f"{where} is {described.type.value}, and the Action has another value."
-        ) from error
+        raise NoFittingValueError(f"{where} is {described.type.value}, and the Action has another value.") from error

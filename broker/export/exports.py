@@ -33,7 +33,7 @@ from broker.export.table_writer import TableWriter
 from broker.export.writer import ArchiveWriter, size_written
 from broker.files import Files, StoredFile, room_in
 from broker.ids import new_id
-from broker.loops import Loop, Wakeup
+from broker.loops import OwnersLoop, Wakeup
 from broker.mail import ExportFinished, Letter, Mails
 from broker.messages.mids import Mids
 from broker.threads import finish_in_thread
@@ -51,7 +51,6 @@ from storage.export import ExportsOf
 from storage.fair_places import FairPlaces
 from storage.keys import DeviceKey, Milliseconds, Position, UserKey
 from storage.leases import Holder
-from storage.outages import Outage
 from storage.records import ApplicationRecord, ExportRecord
 from storage.sql import StoreError
 from storage.transaction import Transaction
@@ -126,13 +125,17 @@ class Exports:
 
     def __post_init__(self) -> None:
         self._files.adopts(FOLDER, _with_archive)
-        self._nursery: trio.Nursery | None = None
-        #: The owners one of whose exports is written now; and when an export of each was begun last.
-        self._at_work: set[_Owner] = set()
-        self._begun: dict[_Owner, float] = {}
         self._steps = FairPlaces(1)
-        self._outage = Outage("export_not_saved")
         self._finished = self._failed = self._messages = 0
+        self.work_forever = OwnersLoop(
+            self._oldest,
+            self._work,
+            owners_at_once=EXPORTS_AT_ONCE,
+            failure="export_not_saved",
+            every=_LOOK_SECONDS,
+            retry_seconds=_STORE_SECONDS,
+            wakeup=self._wakeup,
+        ).run
 
     # Calls
 
@@ -265,45 +268,19 @@ class Exports:
 
     # The worker
 
-    async def work_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
-            task_status.started()
-            await Loop(
-                self._begin,
-                every=_LOOK_SECONDS,
-                wakeup=self._wakeup,
-                at_once=True,
-                failure="export_not_saved",
-                retry_seconds=_STORE_SECONDS,
-            ).run()
-
-    async def _begin(self) -> None:
-        """Begin the oldest export of each owner, in the order in which the owners have waited."""
+    async def _oldest(self) -> list[tuple[_Owner, str]]:
+        """The id of the oldest export of each owner. Raises StoreError."""
         with making_room():
             await self.expire()
-        first = await self._database.read(
-            lambda tx: [(_owner_of(tx, one), one) for one in tx.exports.first_of_each_owner(TO_DO)]
+        return await self._database.read(
+            lambda tx: [(_owner_of(tx, one), one.id) for one in tx.exports.first_of_each_owner(TO_DO)]
         )
-        self._begun = {owner: self._begun.get(owner, 0.0) for owner, _ in first}
-        for owner, record in sorted(first, key=lambda one: self._begun[one[0]]):
-            if owner not in self._at_work and len(self._at_work) < EXPORTS_AT_ONCE and self._nursery is not None:
-                self._at_work.add(owner)
-                self._begun[owner] = trio.current_time()
-                self._nursery.start_soon(self._serve, owner, record.id)
 
-    async def _serve(self, owner: _Owner, export_id: str) -> None:
-        try:
-            record = await self._database.read(lambda tx: tx.exports.by_id(export_id))
-            if record is not None and record.status in TO_DO:  # it may have ended since it was found
-                await self._export(owner, record)
-            self._outage.succeeded()
-        except StoreError as error:  # the export goes on after the last saved step
-            self._outage.failed(error)
-            await trio.sleep(_STORE_SECONDS)
-        finally:
-            self._at_work.discard(owner)
-            self._wakeup.set()
+    async def _work(self, owner: _Owner, export_id: str) -> None:
+        """Write an export, or go on after its last saved step."""
+        record = await self._database.read(lambda tx: tx.exports.by_id(export_id))
+        if record is not None and record.status in TO_DO:  # it may have ended since it was found
+            await self._export(owner, record)
 
     async def expire(self) -> None:
         """Expire exports that are older than 24 hours, and delete their archives."""

@@ -29,20 +29,17 @@ from broker.errors import (
     invalid,
 )
 from broker.ids import new_id
-from broker.loops import Loop, Wakeup
+from broker.loops import OwnersLoop, Wakeup
 from broker.messages.recounts import Erased, Recounts
 from broker.trace.audit import AuditEvent, note
 from broker.trace.origin import set_actor
 from config.limits import ERASURES_AT_ONCE, ERASURES_KEPT_DAYS, ERASURES_OF_USER, ERASURES_SHOWN
-from storage.ballast import making_room
 from storage.database import Database
 from storage.erasures import ErasureRecord
 from storage.fair_places import FairPlaces
 from storage.keys import DeviceKey, Milliseconds, Position, UserKey
 from storage.leases import Holder
 from storage.message_searches import Range, SortKey
-from storage.outages import Outage
-from storage.sql import StoreError
 from storage.transaction import Transaction
 
 _LOOK_SECONDS: Final = 60.0
@@ -96,13 +93,18 @@ class Erasures:
         self._lease, self._clock, self._wakeup, self._end_exports = lease, clock, wakeup, end_exports
         #: How far the search for messages to delete has come: they are not looked for twice.
         self._places: dict[str, SortKey] = {}
-        self._nursery: trio.Nursery | None = None
-        #: The users one of whose erasures goes on now, and when one of each was begun last.
-        self._at_work: set[UserKey | None] = set()
-        self._begun: dict[UserKey | None, float] = {}
         self._steps = FairPlaces(1)
-        self._outage = Outage("messages_not_deleted")
         self._finished = self._messages = 0
+        self.work_forever = OwnersLoop(
+            self._oldest,
+            self._work,
+            owners_at_once=ERASURES_AT_ONCE,
+            failure="messages_not_deleted",
+            every=_LOOK_SECONDS,
+            retry_seconds=_RETRY_SECONDS,
+            wakeup=wakeup,
+            deletes=True,
+        ).run
 
     async def create(self, caller: Caller, device: Device, start_ms: int, end_ms: int) -> ShownErasure:
         """Delete the messages of a device with `start_ms <= ts <= end_ms` that are stored by now.
@@ -169,47 +171,12 @@ class Erasures:
 
     # The worker
 
-    async def work_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
-            self._at_work.clear()
-            task_status.started()
-            await Loop(
-                self._begin,
-                every=_LOOK_SECONDS,
-                wakeup=self._wakeup,
-                at_once=True,
-                failure="messages_not_deleted",
-                retry_seconds=_RETRY_SECONDS,
-                deletes=True,
-            ).run()
-
-    async def _begin(self) -> None:
-        """Begin the oldest erasure of each user, in the order in which they have waited. Raises StoreError."""
+    async def _oldest(self) -> list[tuple[UserKey | None, ErasureRecord]]:
+        """The oldest erasure of each user. Raises StoreError."""
         if self._clock.may_delete():
             before_ms = self._clock.now_ms() - ERASURES_KEPT_DAYS * _DAY_MS
             await self._database.write_own(self._lease, lambda tx: tx.erasures.forget_ended(before_ms))
-        first = await self._database.read(lambda tx: tx.erasures.first_of_each_user())
-        self._begun = {one.user: self._begun.get(one.user, 0.0) for one in first}
-        for record in sorted(first, key=lambda one: self._begun[one.user]):
-            is_new = record.user not in self._at_work and len(self._at_work) < ERASURES_AT_ONCE
-            if is_new and self._nursery is not None:
-                self._at_work.add(record.user)
-                self._begun[record.user] = trio.current_time()
-                self._nursery.start_soon(self._serve, record)
-
-    async def _serve(self, record: ErasureRecord) -> None:
-        set_actor("", payer=f"erasures of {record.user}")  # its reads take the turns of one user
-        try:
-            with making_room():
-                await self._work(record)
-            self._outage.succeeded()
-        except StoreError as error:  # it goes on where it was
-            self._outage.failed(error)
-            await trio.sleep(_RETRY_SECONDS)
-        finally:
-            self._at_work.discard(record.user)
-            self._wakeup.set()
+        return [(one.user, one) for one in await self._database.read(lambda tx: tx.erasures.first_of_each_user())]
 
     @asynccontextmanager
     async def _turn(self, user: UserKey | None) -> AsyncIterator[None]:
@@ -217,8 +184,9 @@ class Erasures:
             yield
         await trio.sleep(_PAUSE_SECONDS)
 
-    async def _work(self, record: ErasureRecord) -> None:
-        turn = partial(self._turn, record.user)
+    async def _work(self, user: UserKey | None, record: ErasureRecord) -> None:
+        set_actor("", payer=f"erasures of {user}")  # its reads take the turns of one user
+        turn = partial(self._turn, user)
         is_left = True
         while is_left:  # of more than the call has ended
             async with turn():
