@@ -42,7 +42,7 @@ class UnendedActions:
         self._last = self._saved = Position(0)
 
     async def left(self) -> LeftActions:
-        """What the last run has left. Raises StoreError."""
+        """Read what the last run has left. Raises StoreError."""
         found = await self._database.read(partial(_unended, is_on=self._is_on))
         self._last, self._saved = found.head, found.saved
         return found
