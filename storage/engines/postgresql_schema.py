@@ -198,7 +198,8 @@ def _migrate(connection: Connection, target: Target, *, upgrades: bool, progress
             for name in migrations.names():
                 if name <= BASELINE:
                     _note(connection, name)
-    pending = [name for name in migrations.names() if name not in {*steps, *applied(connection)}]
+    known = set(steps or applied(connection))
+    pending = [name for name in migrations.names() if name not in known]
     if steps and pending:
         if not upgrades:
             raise StoreError(
