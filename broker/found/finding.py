@@ -5,7 +5,6 @@ clients; they are listed until their owner accepts them. A state of an accepted 
 the turn in which it comes, so the client's acknowledgement follows the message's commit.
 """
 
-import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -17,17 +16,13 @@ import structlog
 import trio
 from msgspec.structs import replace
 
-from broker.accounts.organizations import DEVELOPERS
 from broker.clock import Clock
-from broker.device_types.catalog import DeviceType, DeviceTypes
-from broker.device_types.making import TypeChanges, TypeMaking
 from broker.devices.inventory import Inventory, NewDevice
 from broker.devices.presence import Presence
 from broker.devices.registry import Device, Devices
 from broker.errors import (
     Conflict,
     DeviceNotFound,
-    DeviceTypeNotFound,
     DomainError,
     NotFound,
     ValidationFailed,
@@ -38,8 +33,10 @@ from broker.found.announcements import Announced, Announcement, is_announcement,
 from broker.found.clients import ACCEPTED, FOUND, IGNORED, Announcer, FoundDevice, client_named, found_of, rows_of
 from broker.found.commands import Command, FoundCommands
 from broker.found.components import AvailabilityTopic, FieldReading
-from broker.found.definitions import FoundDefinition, PublishedState, definition_of, values_of
+from broker.found.definitions import PublishedState, definition_of, values_of
 from broker.found.templates import Template
+from broker.found.topics import FoundTopics
+from broker.found.types import FoundTypes
 from broker.ids import new_id
 from broker.limits.overhead import Pace
 from broker.loops import Loop, Wakeup
@@ -51,7 +48,6 @@ from config.limits import (
     FOUND_COMPONENTS_MAX,
     FOUND_DEVICES_MAX,
     FOUND_DOCUMENT_BYTES,
-    FOUND_TOPIC_NODES,
     FOUND_WAITING,
     FOUND_WAITING_BYTES,
     MAX_DATA_BYTES,
@@ -60,11 +56,9 @@ from config.settings import Discover, Settings
 from storage.database import Database
 from storage.found import FoundRecord
 from storage.keys import DeviceKey, Milliseconds, UserKey
-from storage.records import OrganizationRecord
 from storage.sql import StoreError
 from storage.transaction import Transaction
 
-NO_ORGANIZATION: Final = "A device type belongs to an organization: be an administrator or developer of one"
 _NOTHING: Final = "Nothing of it can be taken over"
 _UNFIT: Final = "its parameters do not fit"
 #: Parts of templates that take the time of one frame of overhead.
@@ -72,10 +66,6 @@ _PARTS_OF_A_FRAME: Final = 25
 #: How often clients that the settings name are looked up.
 _CLIENTS_SECONDS: Final = 60.0
 _RETRY_SECONDS: Final = 5.0
-#: Devices that one topic may have the states of.
-_DEVICES_OF_A_TOPIC: Final = 20
-#: Different templates by which one topic may say whether devices are there.
-_TEMPLATES_OF_AVAILABILITY: Final = 5
 
 _encode: Final = msgspec.json.Encoder().encode
 _log = structlog.get_logger(__name__)
@@ -106,8 +96,7 @@ class DeviceFinder:
         devices: Devices,
         inventory: Inventory,
         presence: Presence,
-        types: DeviceTypes,
-        making: TypeMaking,
+        types: FoundTypes,
         ingest: Ingest,
         router: Router,
         clock: Clock,
@@ -122,15 +111,13 @@ class DeviceFinder:
         self._inventory = inventory
         self._presence = presence
         self._types = types
-        self._making = making
         self._ingest = ingest
         self._clock = clock
         self._refusals = refusals
         self._wanted = tuple(wanted)
         self._clients: dict[DeviceKey, Announcer] = {}
         self._accepted: dict[DeviceKey, tuple[Announcer, FoundDevice]] = {}  # by the device that was made
-        self._readings: dict[bytes, list[tuple[DeviceKey, DeviceKey, list[FieldReading]]]] = {}  # by topic
-        self._availability: dict[bytes, list[tuple[DeviceKey, DeviceKey, AvailabilityTopic]]] = {}
+        self._topics = FoundTopics()
         self._ready: dict[DeviceKey, Device] = {}  # the devices that were made, which stay in memory
         self._wakeup = Wakeup()
         self._changing = trio.Lock()
@@ -209,7 +196,7 @@ class DeviceFinder:
             if found.definition.is_empty:
                 texts = [f"{one.component}: {one.text}" for one in found.definition.problems[:5]]
                 raise Conflict(f"{_NOTHING}: {'; '.join(texts)}" if texts else _NOTHING)
-            type_ = await self._type(user, found)
+            type_ = await self._types.of(user, found)
             now_ms = self._clock.now_ms()
 
             def beside(tx: Transaction, record: Any) -> None:
@@ -250,27 +237,6 @@ class DeviceFinder:
                         return client, found
         raise NotFound
 
-    async def _type(self, user: UserKey, found: FoundDevice) -> DeviceType:
-        """The type of its Manifest, which devices of the same kind share. Raises Conflict."""
-        organization = await self._database.read(partial(_organization_of, user))
-        if organization is None:
-            raise Conflict(NO_ORGANIZATION)
-        document = found.definition.manifest
-        title = found.record.model or found.record.name
-        digest = hashlib.sha256(_encode([organization.id, title, document])).hexdigest()[:16]
-        unique_name = f"found.{digest}"
-        try:
-            type_ = await self._types.find(unique_name)
-        except DeviceTypeNotFound:
-            changes = TypeChanges(description=f"Announced over MQTT by {found.record.manufacturer or 'a client'}"[:200])
-            await self._making.add(organization, unique_name, title, changes)
-            type_ = await self._types.find(unique_name)
-        if type_.record.organization != organization.key:
-            raise Conflict("The device type belongs to another organization")
-        if not type_.versions:
-            await self._making.upload(type_, document)
-        return type_
-
     # --- Messages of clients ---
 
     def is_ready(self, topic: bytes, payload: bytes, source: DeviceKey, _owner: UserKey) -> bool:
@@ -291,16 +257,13 @@ class DeviceFinder:
         client = self._clients.get(source)
         if client is None or client.owner != owner:
             return False
-        if (known := self._readings.get(message.topic)) is not None:
-            for made, by, readings in known:
-                if by == source:
-                    pace.spend(sum(one.cost for one in readings) // _PARTS_OF_A_FRAME)
-                    self._take_state(client, made, readings, message.payload)
-        if (tellers := self._availability.get(message.topic)) is not None:
-            mine = [(made, availability) for made, by, availability in tellers if by == source]
-            templates = {one.template for _, one in mine if one.template is not None}
+        for made, readings in self._topics.readings(message.topic, source):
+            pace.spend(sum(one.cost for one in readings) // _PARTS_OF_A_FRAME)
+            self._take_state(client, made, readings, message.payload)
+        if tellers := self._topics.availability(message.topic, source):
+            templates = {one.template for _, one in tellers if one.template is not None}
             pace.spend(sum(one.cost for one in templates) // _PARTS_OF_A_FRAME)
-            self._take_availability(client, mine, message.payload)
+            self._take_availability(client, tellers, message.payload)
         topic = message.topic.decode(errors="replace")
         if is_announcement(client.prefix, topic):
             if not client.has_room(topic, len(message.payload)):
@@ -392,32 +355,7 @@ class DeviceFinder:
 
     def _index(self) -> None:
         """Make the tables of topics again."""
-        self._accepted, self._readings, self._availability = {}, {}, {}
-        costs: dict[bytes, int] = {}
-        for client in self._clients.values():
-            for found in client.found.values():
-                if found.record.status != ACCEPTED or (made := found.record.device) is None:
-                    continue
-                self._accepted[made] = (client, found)
-                by_topic: dict[bytes, list[FieldReading]] = {}
-                for reading in found.definition.readings:
-                    by_topic.setdefault(reading.topic.encode(), []).append(reading)
-                for topic, readings in by_topic.items():
-                    cost = costs.get(topic, 0) + sum(one.cost for one in readings)
-                    entries = self._readings.setdefault(topic, [])
-                    if len(entries) >= _DEVICES_OF_A_TOPIC or cost > FOUND_TOPIC_NODES:
-                        self._leave_out(client, found, topic)
-                        continue
-                    costs[topic] = cost
-                    entries.append((made, client.device.key, readings))
-                for one in found.definition.availability:
-                    topic = one.topic.encode()
-                    tellers = self._availability.setdefault(topic, [])
-                    templates = {teller.template for _, _, teller in tellers}
-                    if one.template in templates or len(templates) < _TEMPLATES_OF_AVAILABILITY:
-                        tellers.append((made, client.device.key, one))
-                    else:
-                        self._leave_out(client, found, topic)
+        self._accepted = self._topics.renew(self._clients.values(), self._leave_out)
         self._ready = {key: device for key, device in self._ready.items() if key in self._accepted}
 
     def _leave_out(self, client: Announcer, found: FoundDevice, topic: bytes) -> None:
@@ -575,7 +513,9 @@ class DeviceFinder:
             raise ValidationFailed.of("components", too_long(FOUND_DOCUMENT_BYTES))
         definition = await run_in_thread(partial(definition_of, components))  # each template takes a millisecond
         if (device := self.device_of(found)) is not None:
-            await self._extend(device, definition)  # before the components are known: else nothing would do it again
+            await self._types.extend(
+                device, definition
+            )  # before the components are known: else nothing would do it again
         row = replace(record, components=text, status=found.record.status, device=found.record.device)
         await self._database.write(lambda tx: tx.found.put(row))
         # The device may be gone by now.
@@ -586,33 +526,17 @@ class DeviceFinder:
             self._index()
             self._read_retained(client, found)
 
-    async def _extend(self, device: Device, definition: FoundDefinition) -> None:
-        """Add new fields and Actions to the type of an accepted device. Nothing is taken away: others may have it."""
-        manifest, wanted = device.manifest.manifest, definition.manifest
-        fields = {one.name for one in manifest.fields}
-        actions = {one.name for one in manifest.actions}
-        more = [one for one in wanted["fields"] if one["name"] not in fields]
-        further = [one for one in wanted["actions"] if one["name"] not in actions]
-        if not more and not further:
-            return
-        documents = await self._database.read(partial(_newest_document, device.type.key))
-        document = msgspec.json.decode(documents) if documents else {"fields": [], "actions": []}
-        document["fields"] = [*document.get("fields", ()), *more]
-        document["actions"] = [*document.get("actions", ()), *further]
-        await self._making.upload(device.type, document)
-
     def _read_retained(self, client: Announcer, found: FoundDevice) -> None:
         """Take the states that are there already."""
         made = found.record.device
         if made is None:
             return
         for topic, payload in self._space.retained_of(client.owner):
-            for of, by, readings in self._readings.get(topic, ()):
-                if of == made and by == client.device.key:
+            for of, readings in self._topics.readings(topic, client.device.key):
+                if of == made:
                     self._take_state(client, made, readings, payload)
-            tellers = self._availability.get(topic, ())
-            mine = [(of, one) for of, by, one in tellers if of == made and by == client.device.key]
-            if mine:
+            tellers = self._topics.availability(topic, client.device.key)
+            if mine := [(of, one) for of, one in tellers if of == made]:
                 self._take_availability(client, mine, payload)
 
 
@@ -633,14 +557,3 @@ def _parts(values: Mapping[str, Any]) -> Iterable[bytes]:
             part = {name: value}
     if part:
         yield _encode(part)
-
-
-def _newest_document(type_: Any, tx: Transaction) -> str | None:
-    newest = tx.device_types.newest_manifest(type_)
-    return None if newest is None else newest.document
-
-
-def _organization_of(user: UserKey, tx: Transaction) -> OrganizationRecord | None:
-    """The first organization, by name, in which the user may make types."""
-    roles = {role.value for role in DEVELOPERS}
-    return next((one for one, role in tx.accounts.memberships(user) if role in roles), None)

@@ -10,6 +10,7 @@ from broker.device_types.room import DeviceTypesRoom
 from broker.devices.room import DevicesRoom
 from broker.found.commands import FoundCommands
 from broker.found.finding import DeviceFinder, FoundStatistics
+from broker.found.types import FoundTypes
 from broker.messages.room import MessagesRoom
 from broker.topics.room import TopicsRoom
 
@@ -37,8 +38,7 @@ async def open_found(
         devices.registry,
         devices.inventory,
         devices.presence,
-        device_types.catalog,
-        device_types.making,
+        FoundTypes(core.database, device_types.catalog, device_types.making),
         messages.ingest,
         core.router,
         core.clock,

@@ -10,8 +10,9 @@ from broker.accounts.tokens import Caller
 from broker.devices.registry import Device
 from broker.errors import NotFound
 from broker.found.clients import ACCEPTED, FOUND, IGNORED, FoundDevice
-from broker.found.finding import NO_ORGANIZATION, DeviceFinder
+from broker.found.finding import DeviceFinder
 from broker.found.room import FoundRoom
+from broker.found.types import NO_ORGANIZATION
 from protocols.http.calls import USER, Chapter, RestCall, RestCalls
 from protocols.http.openapi import samples
 from protocols.http.rest.named import NAMED_USER

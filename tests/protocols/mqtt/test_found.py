@@ -255,7 +255,7 @@ async def test_new_components_come_also_when_the_store_failed_at_first(
         monkeypatch.undo()
         raise StoreError("away")
 
-    monkeypatch.setattr(finder._making, "upload", fail)
+    monkeypatch.setattr(finder._types._making, "upload", fail)
     more = PLUG["cmps"] | {"energy": {"p": "sensor", "unit_of_meas": "kWh", "val_tpl": "{{ value_json.energy }}"}}
     await say(client, TOPIC, PLUG | {"cmps": more})
     await settled(home)
@@ -438,7 +438,7 @@ async def test_one_topic_is_of_a_bounded_number_of_devices(
     home: Server, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The states of the first ones are taken."""
-    monkeypatch.setattr("broker.found.finding.FOUND_TOPIC_NODES", 20)
+    monkeypatch.setattr("broker.found.topics.FOUND_TOPIC_NODES", 20)
     client, finder = await dialled(home, KITCHEN), finder_of(home)
     for number in range(4):
         template = f"{{{{ value_json.a | int + {number} }}}}"
