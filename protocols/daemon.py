@@ -34,7 +34,8 @@ from broker.rules.sending.requests import RuleRequests
 from broker.services import Services, open_services
 from broker.subscriptions.port import Callbacks, Streams
 from broker.trace.origin import listening_as, on_whose_account
-from config.settings import Address, Settings, SettingsError, Tls
+from config.loading import SettingsError
+from config.settings import Address, Settings, Tls
 from config.shown_command import shown_command
 from protocols.coap.dtls.connection import LWM2M_PRIORITIES
 from protocols.coap.dtls.errors import DtlsUnavailable

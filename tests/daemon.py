@@ -17,7 +17,8 @@ from typing import IO
 import structlog
 import trio
 
-from config.settings import Address, load_settings
+from config.loading import load_settings
+from config.settings import Address
 from config.settings_checks import SOCKET_LIMITS
 from protocols.cli.provision import apply_document, read_provision_file
 from storage.engines.port import EngineConnection

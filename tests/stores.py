@@ -16,7 +16,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeVar, cast
 
-from config.settings import Settings, Storage, load_settings
+from config.loading import load_settings
+from config.settings import Settings, Storage
 from storage import migrations
 from storage.damage import Damage
 from storage.database import Database

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from config.settings import load_settings
+from config.loading import load_settings
 from deploy.build_deb import extras_of
 from tests.daemon import TRUNKLINE
 from tests.programs import require_program

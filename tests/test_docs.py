@@ -11,7 +11,8 @@ from typing import Any, get_type_hints
 import click
 import msgspec
 
-from config.settings import Settings, load_settings
+from config.loading import load_settings
+from config.settings import Settings
 from protocols.cli import main
 from tests.rows import each_row
 from tests.test_security import broken_links

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from config.settings import load_settings
+from config.loading import load_settings
 from deploy.build_deb import unit_of_package
 from tests.programs import require_program
 from tests.rows import each_row

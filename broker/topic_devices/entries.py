@@ -20,7 +20,8 @@ from config.limits import (
     TOPIC_DEVICES_MADE_MAX,
     TOPIC_DEVICES_MAX,
 )
-from config.settings import Settings, SettingsError, TopicDevice
+from config.loading import SettingsError
+from config.settings import Settings, TopicDevice
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _HOOK: Final = re.compile(r"sha256:[0-9a-f]{64}")

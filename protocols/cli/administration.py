@@ -9,7 +9,7 @@ import click
 import msgspec
 import trio
 
-from config.settings import load_settings
+from config.loading import load_settings
 from protocols.cli.anywhere import run_anywhere
 from protocols.cli.daemon_failures import failures_reported
 from protocols.cli.failures import CommandError

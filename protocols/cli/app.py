@@ -9,7 +9,7 @@ import click
 import trio
 
 from broker.ids import new_id
-from config.settings import load_settings
+from config.loading import load_settings
 from protocols.cli.administration import administer, json_option, print_lines, printable
 from protocols.cli.daemon_failures import failures_reported
 from protocols.cli.failures import CommandError

@@ -11,7 +11,8 @@ import msgspec
 import trio
 
 from broker.trace.events import AuditEvent
-from config.settings import Settings, load_settings
+from config.loading import load_settings
+from config.settings import Settings
 from protocols.cli.daemon_failures import failures_reported
 from protocols.cli.failures import CommandError
 from protocols.cli.options import config_option

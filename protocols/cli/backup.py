@@ -18,8 +18,9 @@ from click.termui import progressbar
 from broker.backup.archive import BackupError, CopyPace
 from broker.trace.audit import AuditEvent, entry_of
 from broker.trace.origin import Origin, enter
+from config.loading import load_settings
 from config.logging import configure_logging
-from config.settings import Settings, load_settings
+from config.settings import Settings
 from protocols.cli.daemon_failures import failures_reported
 from protocols.cli.failures import CommandError
 from protocols.cli.options import config_option

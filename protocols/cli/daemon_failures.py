@@ -8,7 +8,7 @@ import msgspec
 
 from broker.cluster.fenced import FencedError, ReplacedError
 from broker.errors import DomainError, ValidationFailed
-from config.settings import SettingsError
+from config.loading import SettingsError
 from protocols.cli.failures import CommandError, leaves
 from protocols.control.client import ControlFailedError
 from protocols.errors import ListenerError, StateError

@@ -23,6 +23,7 @@ from broker.ids import new_id
 from broker.provisioning import ProvisionReport
 from broker.services import Services
 from config.limits import EDGE_DEVICES
+from config.loading import load_settings
 from config.logging import configure_logging
 from config.settings import (
     Address,
@@ -38,7 +39,6 @@ from config.settings import (
     Outbound,
     Settings,
     Storage,
-    load_settings,
 )
 from config.shown_command import with_state
 from protocols.cli.daemon_failures import failures_reported

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 from msgspec.structs import asdict
 
-from config.settings import SettingsError, load_settings
+from config.loading import SettingsError, load_settings
 from protocols.cli.options import config_option
 from protocols.doctor.examination import examine
 from protocols.doctor.patient import CheckResult, patient_of

@@ -7,7 +7,7 @@ import click
 import msgspec
 import trio
 
-from config.settings import load_settings
+from config.loading import load_settings
 from protocols.cli.daemon_failures import failures_reported
 from protocols.cli.failures import CommandError
 from protocols.cli.options import config_option

@@ -15,7 +15,8 @@ from broker.device_types.examples import load_examples
 from broker.errors import Finding, ValidationFailed
 from broker.nesting import check_nesting
 from broker.provisioning import Generated, ProvisionReport
-from config.settings import Settings, load_settings
+from config.loading import load_settings
+from config.settings import Settings
 from config.toml import read_toml
 from protocols.cli.administration import printable
 from protocols.cli.anywhere import dry_run_anywhere, run_anywhere

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 import trio
 
-from config.settings import load_settings
+from config.loading import load_settings
 from protocols.cli.anywhere import run_anywhere
 from protocols.cli.daemon_failures import failures_reported
 from protocols.cli.options import config_option

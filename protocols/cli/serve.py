@@ -14,8 +14,9 @@ import structlog
 import trio
 
 from broker.services import Services
+from config.loading import SettingsError, load_settings
 from config.logging import configure_logging
-from config.settings import Address, Settings, SettingsError, load_settings
+from config.settings import Address, Settings
 from protocols.cli.daemon_failures import failures_reported
 from protocols.cli.failures import CommandError
 from protocols.cli.options import config_option_with

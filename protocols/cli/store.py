@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
+from config.loading import load_settings
 from config.logging import configure_logging
-from config.settings import load_settings
 from protocols.cli.daemon_failures import failures_reported
 from protocols.cli.failures import CommandError
 from protocols.cli.options import config_option

@@ -7,7 +7,7 @@ from typing import Any
 import click
 import trio
 
-from config.settings import load_settings
+from config.loading import load_settings
 from protocols.cli.administration import administer, json_option, print_lines, printable
 from protocols.cli.anywhere import run_anywhere
 from protocols.cli.daemon_failures import failures_reported

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from broker.topic_devices.entries import entries_of
-from config.settings import SettingsError
+from config.loading import SettingsError
 from protocols.doctor.patient import CheckResult, Patient
 
 _CHECK: Final = "topic devices"

@@ -12,8 +12,9 @@ import structlog
 import trio
 
 from broker.services import Services
+from config.loading import SettingsError
 from config.logging import configure_logging
-from config.settings import Settings, SettingsError, Tls
+from config.settings import Settings, Tls
 from protocols.coap.dtls.errors import DtlsUnavailable
 from protocols.operation import systemd
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from broker.secrets import Vault
 from broker.store_key import opens_secrets
 from broker.topic_devices.entries import entries_of
-from config.settings import Address, Settings, SettingsError
+from config.loading import SettingsError
+from config.settings import Address, Settings
 from protocols.errors import StateError
 from protocols.operation.key_file import KeyFileError
 from protocols.operation.state import key_file_of

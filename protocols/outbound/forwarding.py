@@ -17,7 +17,8 @@ import trio
 from broker.forwarding.port import Broker, Command, UpstreamAnswer, UpstreamError, Upstreams
 from config.forward_target import ForwardTarget
 from config.limits import FORWARD_ANSWER_BYTES
-from config.settings import Forward, Settings, SettingsError
+from config.loading import SettingsError
+from config.settings import Forward, Settings
 from protocols.outbound.addresses import resolve
 from protocols.outbound.http import HttpFailedError, OutboundHttp
 from protocols.outbound.mqtt import connected

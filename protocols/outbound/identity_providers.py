@@ -24,8 +24,9 @@ from broker.accounts.provider_port import (
     ProviderTokens,
 )
 from broker.nesting import check_nesting
+from config.loading import SettingsError
 from config.providers import is_trustworthy
-from config.settings import IdentityProvider, Settings, SettingsError
+from config.settings import IdentityProvider, Settings
 from protocols.outbound.http import HttpAnswer, HttpFailedError, OutboundHttp
 
 with warnings.catch_warnings():

@@ -2,7 +2,7 @@
 
 import ssl
 
-from config.settings import SettingsError
+from config.loading import SettingsError
 
 
 def client_context(ca_file: str) -> ssl.SSLContext:

@@ -14,7 +14,7 @@ import structlog
 import trio
 
 from broker.devices.registry import Device
-from config.settings import SettingsError
+from config.loading import SettingsError
 from config.settings import Tracing as TracingSettings
 from storage.commit_group import CommitGroup
 from storage.database import Database

@@ -23,7 +23,7 @@ from typing import Any, Final
 import trio
 
 from config.limits import APPROVED_ROWS_MAX
-from config.settings import load_settings
+from config.loading import load_settings
 from protocols.cli.provision import apply_document
 from storage.engines import engine_of
 from storage.engines.port import StoreEngine

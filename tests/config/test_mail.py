@@ -4,8 +4,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from config.loading import SettingsError, load_settings
 from config.mail import MailSecurity, Sender, SmtpServer, folded_address, mail_address
-from config.settings import SettingsError, load_settings
 from tests.rows import each_row
 
 NO_ADDRESSES = [

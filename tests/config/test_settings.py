@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from config.limits import CLUSTER_WORKERS
-from config.settings import Address, IdentityProvider, Settings, SettingsError, load_settings
+from config.loading import SettingsError, load_settings
+from config.settings import Address, IdentityProvider, Settings
 from config.settings_checks import SOCKET_LIMITS
 from tests.rows import each_row
 

@@ -4,7 +4,7 @@ import json
 import tomllib
 from typing import Final
 
-from config.settings import load_settings
+from config.loading import load_settings
 from tests.e2e.readme_gateway import BLOCKS, Gateway, documents, eventually
 from tests.programs import require_program
 

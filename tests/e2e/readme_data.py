@@ -9,7 +9,7 @@ from typing import Final
 import duckdb
 
 from broker.topic_devices.entries import entries_of
-from config.settings import load_settings
+from config.loading import load_settings
 from tests.e2e.readme_gateway import Gateway, documents, eventually
 
 _ANY_PORT: Final = re.compile(r"(?m)^(trunkline (?:export|import)) ")

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from config.settings import load_settings
+from config.loading import load_settings
 from tests.e2e.readme_calls import GARDEN
 from tests.e2e.readme_gateway import BLOCKS, ROOT, Gateway, documents, eventually
 from tests.postgresql import ENGINE, STATES

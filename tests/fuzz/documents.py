@@ -56,7 +56,7 @@ from broker.rules.rulebook import rule_text
 from broker.scenes.reading import read_scene
 from broker.subscriptions.addresses import is_allowed_callback
 from config.limits import FOUND_TEXT_CHARACTERS
-from config.settings import SettingsError, load_settings
+from config.loading import SettingsError, load_settings
 from protocols.coap.lwm2m.formats.content import (
     LWM2M_JSON,
     SENML_CBOR,

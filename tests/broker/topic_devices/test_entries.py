@@ -14,7 +14,8 @@ import pytest
 from broker.device_types.examples import load_examples
 from broker.topic_devices.entries import NotUnderstoodError, TopicDeviceEntry, entries_of, overlap
 from broker.topic_devices.mappings import MAPPINGS
-from config.settings import HomeAssistant, Mqtt, Settings, SettingsError, TopicDevice
+from config.loading import SettingsError
+from config.settings import HomeAssistant, Mqtt, Settings, TopicDevice
 from tests.broker.topic_devices import payloads
 from tests.programs import require_program
 from tests.rows import each_row

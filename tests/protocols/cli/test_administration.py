@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 from broker.clock import Clock
 from broker.errors import DomainError, ValidationFailed
 from broker.services import open_services
-from config.settings import load_settings
+from config.loading import load_settings
 from protocols.cli import main
 from protocols.control.client import ControlFailedError, send_command
 from protocols.control.server import COMMANDS

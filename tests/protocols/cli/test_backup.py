@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from config.settings import load_settings
+from config.loading import load_settings
 from protocols.cli import main
 from protocols.operation.state import open_state
 from storage.audit import AuditStore

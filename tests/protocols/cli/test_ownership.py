@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from config.settings import load_settings
+from config.loading import load_settings
 from protocols.cli import main
 from storage import migrations
 from tests.postgresql import ENGINE

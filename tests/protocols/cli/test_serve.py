@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from config.loading import load_settings
 from config.logging import configure_logging
-from config.settings import Address, load_settings
+from config.settings import Address
 from protocols.cli import main
 from protocols.cli.serve import announce
 from tests.certificates import Authority

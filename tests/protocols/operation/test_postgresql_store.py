@@ -15,7 +15,8 @@ from msgspec import structs
 
 from broker.cluster.keeper import DAEMON
 from broker.secrets import Vault
-from config.settings import Cluster, Settings, Storage, load_settings
+from config.loading import load_settings
+from config.settings import Cluster, Settings, Storage
 from protocols.doctor.cluster import look_at_cluster
 from protocols.doctor.patient import Patient
 from protocols.doctor.state import look_at_disk, look_at_store

@@ -10,7 +10,8 @@ import structlog
 from structlog.testing import capture_logs
 
 from broker.services import Services
-from config.settings import Limits, Log, Metrics, Settings, SettingsError, Storage, Tls
+from config.loading import SettingsError
+from config.settings import Limits, Log, Metrics, Settings, Storage, Tls
 from config.settings_checks import SOCKET_LIMITS
 from protocols.operation.reload import KEPT_LIMITS, Reloading, renew_limits
 from tests.rows import each_row

@@ -8,7 +8,8 @@ import trio
 import trio.testing
 
 from broker.accounts.provider_port import AuthenticationRequest, ProviderError
-from config.settings import Accounts, IdentityProvider, Settings, SettingsError
+from config.loading import SettingsError
+from config.settings import Accounts, IdentityProvider, Settings
 from protocols.outbound.identity_providers import TALK_SECONDS, identity_providers
 from protocols.outbound.tls import client_context
 

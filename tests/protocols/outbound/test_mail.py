@@ -20,8 +20,9 @@ from trio.testing import MockClock
 from broker.clock import Clock
 from broker.mail import MailDeferred, MailRejected, MailServerUnavailable, MailTransport, OutgoingMail, RuleMail
 from broker.services import Services
+from config.loading import SettingsError
 from config.mail import MailSecurity, SmtpServer
-from config.settings import Outbound, Settings, SettingsError
+from config.settings import Outbound, Settings
 from protocols.outbound import mail as outbound_mail
 from protocols.outbound.mail import SmtpTransport, SpoolTransport, mail_transport
 from storage.keys import Milliseconds

@@ -16,7 +16,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from structlog.testing import capture_logs
 
 from broker.devices.registry import Device
-from config.settings import SettingsError, Tracing, load_settings
+from config.loading import SettingsError, load_settings
+from config.settings import Tracing
 from protocols.outbound import tracing
 from protocols.outbound.tracing import MessageTraces, check_tracing, otlp_provider
 from storage.commit_group import CommitGroup
