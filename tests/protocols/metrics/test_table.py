@@ -14,7 +14,7 @@ from protocols.operation.interpreter import LoopStatistics
 from storage.damage import DamageStatistics
 from storage.engines.postgresql_contact import ContactStatistics
 
-#: Counters of each listener, as `protocols/daemon.py` registers them.
+#: Counters of each listener, as `protocols/listening.py` registers them.
 COUNTED = {
     "coap": EndpointStatistics,
     "coaps": EndpointStatistics,
