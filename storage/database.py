@@ -7,38 +7,31 @@ groups (storage/journal.py).
 
 import time
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import msgspec
 import structlog
 import trio
 
-from storage.ballast import Ballast, makes_room
+from storage.ballast import Ballast
 from storage.commit_delay import CommitDelay
 from storage.commit_group import CommitGroup, StoreWork
 from storage.conditions import conditional
 from storage.durations import Durations
-from storage.engines.port import SharedConnection, StoreEngine
+from storage.engines.port import StoreEngine
 from storage.facts import FactRecord, StoreBehindError, StoreOvertakenError
-from storage.keys import Position
+from storage.group_writer import GroupWriter
 from storage.leases import HeldLease, Holder
-from storage.messages import Missing
 from storage.outages import Outage
 from storage.peers import Peers
-from storage.readers import READERS, TRIES, Readers
-from storage.sql import StoreDamagedError, StoreDoubtfulError, StoreError, StoreFullError, StoreLostError
-from storage.tables import check_finished
-from storage.told import NotReadError, Tellable, Told, read_told
+from storage.readers import READERS, Readers
+from storage.sql import StoreError, StoreFullError
+from storage.told import Told
 from storage.transaction import Transaction
 from storage.worker_thread import Job, Worker, WorkerThread
 
 T = TypeVar("T")
-#: A start that indexes at least this many rows is logged.
-_MANY_POSITIONS = 200_000
-#: And how far it is, so often.
-_TELL_SECONDS = 5.0
 #: If this many rows wait at the end of a commit, the next one begins before the senders are answered.
 _AHEAD_ROWS = 100
 _log = structlog.get_logger(__name__)
@@ -77,24 +70,16 @@ class Database:
         """
         self._engine = engine
         self._write_thread = worker("writer")
-        self._ballast, self._tell = ballast, tell
-        self._has_ballast = True
+        self._writer = GroupWriter(engine, ballast, tell, base=lambda: self.base)
         self._readers = Readers(readers, worker, asked_by)
-        self._writer: Transaction | None = None
         self._closed = False
         self._wanted = trio.Event()
         self._delay = CommitDelay()
         self._gathered: trio.Event | None = None  # while a commit waits for more rows
         self._ahead: tuple[CommitGroup, Job[None]] | None = None  # is being committed already
         self._committing: CommitGroup | None = None
-        #: Other nodes that write; and what the writer's thread knows of them.
         self._peers: Peers | None = None
-        self._shared: SharedConnection | None = None
-        self._facts_upto = 0
         self._commits = self._rows = self._failures = 0
-        #: A group whose commit is in doubt; its senders are refused. And whether it turned out to be in the store.
-        self._doubtful: CommitGroup | None = None
-        self._is_doubt_settled = False
         #: `CommitGroup.base` of the latest commit.
         self.base = 0
         self._failing = Outage("nothing_is_stored", "stored_again", counted="failed_commits", level="error")
@@ -118,12 +103,12 @@ class Database:
 
     def share(self, peers: Peers) -> None:
         """Other nodes write, too. Call it before `open`; the engine is one whose connections are `SharedConnection`."""
-        self._peers = peers
+        self._peers = self._writer.peers = peers
 
     def own_rows_from(self, head: int) -> int | None:
         """With several nodes: the first position of rows of this node whose commit, which gave `head`, has not ended
         for the loop; None: there are none."""
-        groups = (self._doubtful, self._committing, self._ahead and self._ahead[0])
+        groups = (self._writer.doubtful, self._committing, self._ahead and self._ahead[0])
         first = next((one for one in groups if one is not None and one.row_count), None)
         return None if first is None else head - first.row_count + 1
 
@@ -136,32 +121,15 @@ class Database:
         """Bring the schema up to date and open the connections. Raises StoreError."""
         await self._write_thread.run(self._open)
         if self._peers is not None:
-            self._peers.begin(self._facts_upto)
+            self._peers.begin(self._writer.facts_upto)
 
     def _open(self) -> None:
-        self._engine.migrate()
         try:
-            self._writer = Transaction(self._engine.open(read_only=False))
-            check_finished(self._writer.connection, str(self._engine))
-            if self._peers is not None:
-                self._begin_sharing(self._writer)
-            if self._ballast is not None:
-                self._has_ballast = self._ballast.take()
-            _index_all(self._writer, self._tell)
+            self._writer.open()
             self._readers.open(self._engine)
         except BaseException:  # whatever it is: no connection must stay open; raised again
             self._close()
             raise
-
-    def _begin_sharing(self, transaction: Transaction) -> None:
-        """Reads of the store have all facts up to the latest one from here on."""
-        self._shared = shared = cast("SharedConnection", transaction.connection)
-        shared.begin(write=True)
-        try:
-            self._facts_upto, fence = transaction.facts.latest()
-        finally:
-            shared.rollback()
-        shared.fence = fence
 
     async def close(self) -> None:
         """Close a store whose writer does not run yet; the writer closes it at its own end."""
@@ -293,13 +261,10 @@ class Database:
         """Take the open group, and have the writer's thread commit it."""
         group, self.open_group = self.open_group, CommitGroup()
         self._wanted = trio.Event()
-        if group.messages and self._writer is not None:
-            # On the loop: its processor has the rows in its cache, and while the writer's thread makes this, the loop
-            # waits for the interpreter lock as long. After an error the writer tries it, and the senders are told.
-            with suppress(Exception):
-                group.encoded = self._writer.connection.encoded(group.messages)
+        if group.messages:
+            self._writer.encode(group)
         group.began = time.perf_counter()
-        return group, self._write_thread.begin(partial(self._commit, group))
+        return group, self._write_thread.begin(partial(self._writer.commit, group))
 
     async def _commit_open_group(self) -> None:
         (group, job), self._ahead = self._ahead or self._begin(), None
@@ -308,7 +273,7 @@ class Database:
             try:
                 job = await self._ended(group, job)
             finally:
-                if self._is_doubt_settled:
+                if self._writer.is_doubt_settled:
                     await self._tell_late()
         except StoreOvertakenError as error:
             group.error = error
@@ -359,7 +324,7 @@ class Database:
             try:
                 await job.ended()
             except StoreBehindError as behind:
-                if self._is_doubt_settled:
+                if self._writer.is_doubt_settled:
                     await self._tell_late()
                 assert self._peers is not None, "no other node writes"  # noqa: S101 - as the engine was told
                 self._peers.heard(behind.facts)
@@ -367,7 +332,7 @@ class Database:
                 self.open_group.refused = self._peers.refusal(self.open_group, behind.facts) or self.open_group.refused
                 if (refusal := self._peers.refusal(group, behind.facts)) is not None:
                     raise StoreOvertakenError(refusal) from None
-                job = self._write_thread.begin(partial(self._commit, group))
+                job = self._write_thread.begin(partial(self._writer.commit, group))
             else:
                 return job
 
@@ -382,39 +347,13 @@ class Database:
     def _take_back(self, group: CommitGroup) -> None:
         """The rows of a group got no positions: those behind them follow the rows before them, unless positions are
         tickets, of which none is given twice."""
-        if self._writer is not None and self._writer.connection.gives_positions:
+        if self._writer.gives_positions:
             self.base -= group.row_count
-
-    def _commit(self, group: CommitGroup) -> None:
-        transaction = self._writer
-        if transaction is None:
-            raise StoreError("the store is not open")
-        if group.refused:
-            raise StoreOvertakenError(group.refused)
-        if self._doubtful is not None and not self._is_doubt_settled:
-            self._settle(transaction, self._doubtful)
-        for _ in range(TRIES - 1):
-            with suppress(StoreLostError):
-                return self._try_commit(transaction, group)
-            for job in group.works:
-                job.error = job.result = None
-        return self._try_commit(transaction, group)
-
-    def _settle(self, transaction: Transaction, group: CommitGroup) -> None:
-        """Ask for the outcome of a commit that was in doubt. Raises StoreDoubtfulError: it still is."""
-        row = transaction.connection.settle()
-        if row is None:
-            self._doubtful = None
-            return
-        if group.row_count:
-            group.base = int(row["head"]) - group.head
-        if self._shared is not None and group.told_upto:
-            self._facts_upto, self._shared.fence = group.told_upto, group.fence
-        self._is_doubt_settled = True  # its senders were refused; the loop tells the others of it
 
     async def _tell_late(self) -> None:
         """Tell of a commit that was in doubt, before any later one."""
-        group, self._doubtful, self._is_doubt_settled = self._doubtful, None, False
+        writer = self._writer
+        group, writer.doubtful, writer.is_doubt_settled = writer.doubtful, None, False
         if group is not None:
             if self._peers is not None:
                 await self._peers.publish(group)
@@ -424,170 +363,9 @@ class Database:
                 _isolated(handler, group)
             self._tell_news(group.late, group.told_upto)
 
-    def _try_commit(self, transaction: Transaction, group: CommitGroup) -> None:
-        try:
-            missing = transaction.messages.missing_too_many(Position(group.head + self.base))
-            group.told = self._commit_together(transaction, group, group.works, missing)
-        except StoreBehindError as behind:
-            raise (behind if behind.facts else self._behind(transaction)) from None
-        except (StoreDamagedError, NotReadError):
-            self._commit_apart(transaction, group)
-        except StoreFullError:
-            self._make_room(transaction, group, group.works)
-            raise
-        if refused := [job for job in group.works if isinstance(job.error, StoreFullError)]:
-            self._make_room(transaction, group, refused)
-        if not self._has_ballast and self._ballast is not None:  # room that is there again is first for deleting
-            self._has_ballast = self._ballast.take()
-        if group.forgets_log:
-            with suppress(StoreError):  # somebody reads it
-                group.has_forgotten = transaction.connection.forget_log()
-        group.encoded = None  # as large as the rows, which live on until all are told
-
-    def _commit_apart(self, transaction: Transaction, group: CommitGroup) -> None:
-        """Commit the rows with the works that are of them, then each other work: one of them has met damage, and SQLite
-        takes nothing after that."""
-        of_rows = [job for job in group.works if job.is_of_rows]
-        for job in of_rows:
-            job.error = job.result = None
-        group.told += self._commit_together(transaction, group, of_rows)
-        nothing = CommitGroup()
-        for job in (one for one in group.works if not one.is_of_rows):
-            job.error = job.result = None
-            try:
-                group.told += self._commit_together(transaction, nothing, (job,))
-                group.told_upto = self._facts_upto
-            except StoreBehindError as behind:
-                group.told += behind.facts
-                group.told_upto, job.error = self._facts_upto, StoreError(str(behind))
-            except StoreError as error:
-                job.error = job.error or error
-
-    def _make_room(self, transaction: Transaction, group: CommitGroup, works: Sequence[StoreWork]) -> None:
-        """The disk is full: commit those of the works that delete, each alone, in the room that is kept for them."""
-        deleting = [job for job in works if job.context.get(makes_room, False)]
-        if self._ballast is None or not deleting:
-            return
-        self._ballast.give_up()
-        for job in deleting:
-            job.error = job.result = None
-            with suppress(StoreError):
-                group.told += self._commit_together(transaction, CommitGroup(), (job,))
-                job.is_saved = True
-        self._has_ballast = self._ballast.take()
-
-    def _commit_together(
-        self, transaction: Transaction, group: CommitGroup, works: Sequence[StoreWork], missing: Missing | None = None
-    ) -> list[Told | FactRecord]:
-        """Commit; return what the works told, behind what others have told before."""
-        connection, log = transaction.connection, transaction.messages
-        is_of_messages = not (group.actions or group.failed)
-        if group.row_count and not (works or missing) and (is_of_messages or connection.stores_rows_at_once):
-            rows = group.encoded or group.messages, group.actions, group.failed
-            try:
-                group.base = log.append_outside_transaction(*rows, head=group.head)
-            except StoreDoubtfulError:
-                self._doubtful = group
-                raise
-            return []
-        told: list[Told | FactRecord] = []
-        unread: list[tuple[Tellable[Any], Any]] = []
-        try:
-            transaction.told = unread
-            connection.begin(write=True)
-            if self._shared is not None:
-                told += self._others(transaction, group)
-            for job in works:
-                if job.binds_rows and job.held is not None:
-                    transaction.leases.require(job.held)
-            if group.row_count:
-                group.base = log.append(group.encoded or group.messages, group.actions, group.failed, head=group.head)
-            else:
-                log.save_head()
-            if missing is not None:
-                log.add_missing(missing)
-            for job in works:
-                _run_in_savepoint(transaction, job, unread)
-            if unread:
-                own = read_told(transaction, unread)
-                told += own
-                if self._shared is not None:
-                    self._add_facts(transaction, group, own)
-            connection.commit()
-            if self._shared is not None:
-                self._facts_upto, self._shared.fence = group.told_upto, group.fence
-        except StoreDoubtfulError:
-            log.forget()
-            self._doubtful, group.late = group, told
-            raise
-        except BaseException:  # whatever it is: no transaction must stay open; raised again
-            log.forget()
-            with suppress(StoreError):
-                connection.rollback()
-            raise
-        finally:
-            transaction.told = None
-        return told
-
-    # With several nodes, in the writer's thread
-
-    def _others(self, transaction: Transaction, group: CommitGroup) -> Sequence[FactRecord]:
-        """At the beginning of a transaction with works: what the others have told before, which is heard before what
-        this one tells. Raises StoreBehindError: it ends something, so it is heard before the transaction."""
-        facts, fence = self._read_facts(transaction)
-        if any(one.is_fencing for one in facts):
-            raise self._know(facts, fence)
-        group.told_upto, group.fence = facts[-1].number if facts else self._facts_upto, fence
-        return facts
-
-    def _behind(self, transaction: Transaction) -> StoreBehindError:
-        """Rows were refused: read why."""
-        shared = self._shared
-        assert shared is not None, "no other node writes"  # noqa: S101 - as the engine was told
-        shared.begin_hearing()
-        try:
-            return self._know(*self._read_facts(transaction))
-        finally:
-            shared.rollback()
-
-    def _know(self, facts: Sequence[FactRecord], fence: int) -> StoreBehindError:
-        """These are told on the loop before anything else is stored."""
-        assert self._shared is not None, "no other node writes"  # noqa: S101 - as the engine was told
-        self._facts_upto = facts[-1].number if facts else self._facts_upto
-        self._shared.fence = fence
-        return StoreBehindError(facts)
-
-    def _read_facts(self, transaction: Transaction) -> tuple[list[FactRecord], int]:
-        found: list[FactRecord] = []
-        while True:
-            heard = transaction.facts.after(found[-1].number if found else self._facts_upto)
-            found += heard.facts
-            if heard.is_all:
-                return found, heard.fence
-
-    def _add_facts(self, transaction: Transaction, group: CommitGroup, told: Sequence[Told]) -> None:
-        """Write what the others are to hear, at the end of the transaction."""
-        peers, shared = self._peers, self._shared
-        assert peers is not None, "no other node writes"  # noqa: S101 - as the engine was told
-        assert shared is not None, "no other node writes"  # noqa: S101 - as the engine was told
-        packed = [one for one in map(peers.packed, told) if one is not None]
-        if not packed:
-            return
-        facts = [
-            FactRecord(number, one.is_fencing, one.kind, one.value, one.content, peers.instance)
-            for number, one in enumerate(packed, group.told_upto + 1)
-        ]
-        transaction.facts.add(facts)
-        group.told_upto = facts[-1].number
-        is_fencing = any(one.is_fencing for one in facts)
-        group.fence += is_fencing
-        shared.tell_others(is_fencing=is_fencing)
-
     def _close(self) -> None:
         self._readers.close()
-        if self._writer is not None:
-            self._writer.connection.close()
-        self._writer = None
+        self._writer.close()
 
     def statistics(self) -> DatabaseStatistics:
         return DatabaseStatistics(
@@ -598,39 +376,6 @@ class Database:
             len(self.open_group.works),
             self._readers.waiting,
         )
-
-
-def _index_all(writer: Transaction, tell: Callable[[str], None]) -> None:
-    """Make the index entries that are missing at a start: those of the last moments, or after a new schema all. After
-    a kill the next start goes on behind the ones that are made."""
-    connection, log = writer.connection, writer.messages
-    connection.begin(write=True)
-    try:
-        if log.forget_incomplete_index():
-            _log.warning(
-                "rows_without_index", help="an older version has written into this store; all rows are indexed"
-            )
-        connection.commit()
-    except StoreError:  # damage: `trunkline salvage` mends it
-        with suppress(StoreError):
-            connection.rollback()
-        log.forget()
-    head = log.head()
-    if (positions := head - log.counter("indexed")) >= _MANY_POSITIONS:  # which takes a while
-        _log.info("making_the_index", positions=positions)
-    told = time.monotonic()
-    try:
-        while (missing := log.missing(head)) is not None:
-            connection.begin(write=True)
-            log.add_missing(missing)
-            connection.commit()
-            if (now := time.monotonic()) - told >= _TELL_SECONDS:
-                told = now
-                tell(f"making the index of the log: {100 - 100 * (head - missing.upto) // max(positions, 1)} %")
-    except StoreError:  # searches scan the rows without an entry
-        with suppress(StoreError):
-            connection.rollback()
-        log.forget()
 
 
 def _help_with(error: StoreError) -> dict[str, str]:
@@ -649,22 +394,3 @@ def _isolated(callback: Callable[[T], None], argument: T) -> None:
         callback(argument)
     except Exception:  # noqa: BLE001 - an error of one caller must not end the writer
         _log.exception("commit_callback_failed", callback=repr(callback))
-
-
-def _run_in_savepoint(transaction: Transaction, job: StoreWork, told: list[tuple[Tellable[Any], Any]]) -> None:
-    if job.refused:
-        job.error = StoreOvertakenError(job.refused)
-        return
-    connection, before = transaction.connection, len(told)
-    connection.savepoint("SAVEPOINT work")
-    try:
-        if job.held is not None:
-            transaction.leases.require(job.held)
-        job.result = job.context.run(job.run, transaction)
-    except Exception as error:
-        if job.is_of_rows or (isinstance(error, StoreError) and error.is_of_transaction):
-            raise
-        job.error = error
-        connection.savepoint("ROLLBACK TO work")
-        del told[before:]
-    connection.savepoint("RELEASE work")

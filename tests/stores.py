@@ -259,8 +259,8 @@ class InlineDatabase(Database):
     """Reads and writes through one connection, because on the event loop they follow each other."""
 
     def _open(self) -> None:
-        self._writer = Transaction(_open_on_loop(self._engine))
-        self._readers.add(self._writer)
+        self._writer.transaction = transaction = Transaction(_open_on_loop(self._engine))
+        self._readers.add(transaction)
 
     def on_told(self, hear: Callable[[Sequence[Told]], None]) -> None:
         """What is heard went through MessagePack: another node hears the same."""

@@ -284,6 +284,6 @@ async def _break_connections(parts: Sequence[Part], chance: random.Random) -> No
     """Break the connection of a writer now and then."""
     for _ in range(3):
         await trio.sleep(chance.random() * 0.3)
-        writer = chance.choice(parts).database._writer
+        writer = chance.choice(parts).database._writer.transaction
         if writer is not None:
             writer.connection.cut()  # type: ignore[attr-defined]

@@ -16,6 +16,7 @@ from storage.engines import postgresql_insertion
 from storage.engines.postgresql_listening import Listening
 from storage.engines.postgresql_schema import LOG_LOCK, WORKS_LOCK
 from storage.facts import FactPage, FactRecord, FactStore
+from storage.group_writer import GroupWriter
 from storage.keys import Milliseconds, Position
 from storage.messages import Missing
 from storage.peers import HeardOf
@@ -89,13 +90,13 @@ def own_rows_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def facts_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Facts of others that a commit has read are not heard."""
-    others = Database._others
+    others = GroupWriter._others
 
-    def left_out(self: Database, transaction: Transaction, group: CommitGroup) -> Sequence[FactRecord]:
+    def left_out(self: GroupWriter, transaction: Transaction, group: CommitGroup) -> Sequence[FactRecord]:
         others(self, transaction, group)
         return ()
 
-    monkeypatch.setattr(Database, "_others", left_out)
+    monkeypatch.setattr(GroupWriter, "_others", left_out)
 
 
 def acknowledged_though_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +167,7 @@ async def test_entries_of_the_index_that_another_part_has_made_are_known() -> No
         tx.messages.add_missing(missing)
 
     async with parts_of_a_cluster(2, follow=False) as (a, b):
-        of_a, of_b = (cast("Transaction", part.database._writer).messages for part in (a, b))
+        of_a, of_b = (cast("Transaction", part.database._writer.transaction).messages for part in (a, b))
         stale = of_b.missing(head)
         assert stale is not None
         while (missing := of_a.missing(head)) is not None:

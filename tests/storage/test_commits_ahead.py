@@ -23,8 +23,8 @@ class Writer:
         self.go_on, self.second = threading.Event(), threading.Event()
         self.error: StoreError | None = None  # of the second commit
         self.sizes: list[int] = []
-        self._commit = database._commit
-        monkeypatch.setattr(database, "_commit", self._commit_held)
+        self._commit = database._writer.commit
+        monkeypatch.setattr(database._writer, "commit", self._commit_held)
 
     def _commit_held(self, group: CommitGroup) -> None:
         self.sizes.append(group.row_count)

@@ -13,7 +13,7 @@ import trio
 from structlog.testing import capture_logs
 from trio.testing import wait_all_tasks_blocked
 
-from storage import database as database_module
+from storage import group_writer
 from storage import journal as journal_module
 from storage import messages as messages_module
 from storage.commit_delay import CommitDelay
@@ -779,14 +779,14 @@ async def test_a_start_makes_the_index_entries_that_are_missing(
     engine: SqliteEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(messages_module, "_READ_POSITIONS", 2)
-    monkeypatch.setattr(database_module, "_MANY_POSITIONS", 3)
+    monkeypatch.setattr(group_writer, "_MANY_POSITIONS", 3)
     async with running(Database(engine)) as database:
         journal = Journal(database, head=Position(0))
         for _ in range(3):
             append(journal)
         await journal.wait_committed()
         assert await database.read(counter("indexed")) == 0
-    monkeypatch.setattr(database_module, "_TELL_SECONDS", 0.0)
+    monkeypatch.setattr(group_writer, "_TELL_SECONDS", 0.0)
     told: list[str] = []
     with capture_logs() as logs:
         async with running(Database(engine, tell=told.append)) as database:

@@ -28,6 +28,7 @@ from protocols.http.rest.sending import Sending
 from protocols.http.server import serve_http
 from protocols.streams.turnstile import Turnstile
 from storage.database import Database
+from storage.group_writer import GroupWriter
 from storage.sql import StoreError
 from tests.factories import (
     ADA,
@@ -614,7 +615,7 @@ async def test_a_commit_that_fails_and_a_bug_are_answered_alike_on_a_parked_conn
         for client in (one, other):
             await client.ask(post(BODY))
         for where, name, failure, status in (
-            (Database, "_commit", fail, b"503"),
+            (GroupWriter, "commit", fail, b"503"),
             (Ingest, "submit", break_, b"500"),
             (Ingest, "mid", break_, b"500"),
         ):
