@@ -308,6 +308,7 @@ def test_both_engines_have_the_same_tables(source: SqliteEngine, new_postgresql:
     other = new_postgresql()
     other.migrate()
     with closing(source.open(read_only=True)) as here, closing(other.open(read_only=True)) as there:
+        twins = there.tables().shapes()
         for name, shape in here.tables().shapes().items():
-            twin = there.tables().shapes()[name]
+            twin = twins[name]
             assert (set(shape.columns), shape.key) == (set(twin.columns), twin.key), name

@@ -118,9 +118,16 @@ class Two:
 
         return await self.centre.core.database.read(read)
 
-    async def settled(self, seconds: float = 150) -> None:
+    async def settled(self, seconds: float = 75) -> None:
         """Let the forwarder do what it can within this time."""
         await trio.sleep(seconds)
+
+    async def sent_on(self, seconds: float) -> None:
+        """Wait until the centre has all, so long at most: an hour of two idle stores takes two seconds."""
+        with trio.move_on_after(seconds):
+            await trio.sleep(10)  # the forwarder looks at what is behind
+            while self.status.behind or self.status.problem:
+                await trio.sleep(10)
 
     @property
     def status(self) -> Any:

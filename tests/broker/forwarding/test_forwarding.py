@@ -284,7 +284,7 @@ async def test_whatever_the_upstream_answers_is_said_and_tried_again(two: Two, a
         await two.send(number)
         await two.settled(0.1)
         assert text in two.status.problem, text
-        await two.settled()
+        await two.settled(150)
         assert two.status.problem == ""
     assert await two.at_centre() == Counter(range(len(NONSENSE)))
 
