@@ -25,7 +25,7 @@ from storage.engines.port import EngineConnection
 from tests.factories import LIGHT_MANIFEST
 from tests.fork_server import ForkedProcess, running
 from tests.leaks import heard
-from tests.postgresql import STATES
+from tests.postgresql import ENGINE, STATES, made_once
 from tests.stores import configuration, copy_state, store_of
 
 _COMMAND_SECONDS = 60
@@ -172,20 +172,27 @@ def running_daemon(folder: Path, *, devices: int, settings: str = "") -> Iterato
 @cache
 def _provisioned(devices: int) -> Path:
     """A folder with the state directory after `trunkline provision`, which runs once for each number of lights."""
+    if ENGINE == "sqlite":
+        return made_once(f"provisioned-{devices}", partial(_provision, devices))
+    # Each process knows its own databases by their state directories.
     folder = Path(_FOLDER.name) / str(devices)
+    _provision(devices, folder)
+    return folder
+
+
+def _provision(devices: int, folder: Path) -> None:
     config, file = write_world(folder, devices=devices)
     if trio.lowlevel.in_trio_run():
         # The settings that a test gives its daemon by variables are not for this one.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("TRUNKLINE_")}
         command_output("provision", file, "--config", config, environment=environment)
-        return folder
+        return
     # Unit tests need no other command: the server that would fork this one takes two seconds to start.
     document, unreadable = read_provision_file(file)
     assert not unreadable
     former = structlog.get_config()
     trio.run(partial(apply_document, load_settings(config, {}), document, dry_run=False))
     structlog.configure(**former)  # the command's level would hide lines from the tests that come after
-    return folder
 
 
 def write_world(

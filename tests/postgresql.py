@@ -5,6 +5,7 @@ tests/daemon.py). The server is started when a test first needs it, in a folder 
 process of the run has ended, however it ended.
 """
 
+import atexit
 import fcntl
 import json
 import os
@@ -37,7 +38,7 @@ ENGINE: Final = os.environ.get("ENGINE") or "sqlite"
 if ENGINE not in {"sqlite", "postgresql"}:
     raise ValueError(f"ENGINE is {ENGINE!r}, and not sqlite or postgresql")
 _FOLDER: Final = "TESTS_POSTGRESQL"  # of this run; processes of the run inherit it
-_TEMPLATE: Final = "trunkline_template"
+TEMPLATE: Final = "trunkline_template"
 #: A test that fails must not find the server's disk, and nothing of it outlives the run.
 _SETTINGS: Final = (
     *("fsync=off", "full_page_writes=off", "listen_addresses=", "max_connections=400", "shared_buffers=64MB"),
@@ -77,7 +78,21 @@ def folder_of_run() -> Path:
         folder = mkdtemp(prefix="trunkline-pg.", dir=shared if os.access(shared, os.W_OK) else None)
         os.environ[_FOLDER] = folder
         _made.append(Path(folder))
+        if "pytest" not in sys.modules:  # whose end calls it
+            atexit.register(end_run)
     return Path(os.environ[_FOLDER])
+
+
+def made_once(name: str, make: Callable[[Path], None]) -> Path:
+    """A folder of the run, which the process makes that first asks for it. `make` gets its path."""
+    folder = folder_of_run() / name
+    with (folder_of_run() / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (made := folder_of_run() / f"{name}.made").exists():
+            shutil.rmtree(folder, ignore_errors=True)  # of one that failed
+            make(folder)
+            made.touch()
+    return folder
 
 
 def end_run() -> None:
@@ -126,17 +141,15 @@ class Server:
 
     def _initial(self) -> Path:
         """Data as initdb makes them, once in a run: half a second of processor time, of which a copy takes a tenth."""
-        folder = folder_of_run() / "initial"
-        with (folder_of_run() / "initial.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not (folder / "made").exists():
-                folder_of_run().chmod(0o755)
-                folder.mkdir()
-                _give_to_server(folder)
-                options = ("-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "-N")
-                self._run("initdb", "-D", folder / "data", *options)
-                (folder / "made").touch()
-        return folder / "data"
+
+        def make(folder: Path) -> None:
+            folder_of_run().chmod(0o755)
+            folder.mkdir()
+            _give_to_server(folder)
+            options = ("-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "-N")
+            self._run("initdb", "-D", folder / "data", *options)
+
+        return made_once("initial", make) / "data"
 
     def standby(self, folder: Path) -> "Server":
         """Another server, which does not run yet: a copy of this one, which runs, and follows it when it is started."""
@@ -220,7 +233,7 @@ class Server:
         """A connection that makes and removes databases."""
         return self.target("postgres").connect(name="tests")
 
-    def new_database(self, *, template: str = _TEMPLATE) -> str:
+    def new_database(self, *, template: str = TEMPLATE) -> str:
         name = f"t{os.getpid()}_{next(_numbers)}"
         self.make_database(name, template)
         return name
@@ -251,9 +264,9 @@ def server() -> Server:
             stop = [str(programs() / "pg_ctl"), *map(str, found.stopping()[1:])]
             watch = [sys.executable, "-c", _WATCH, str(folder), json.dumps(as_server()), *stop]
             _held.append(subprocess.Popen(watch, stdin=subprocess.DEVNULL, start_new_session=True))
-            found.administration.execute(f"CREATE DATABASE {_TEMPLATE} TEMPLATE template0".encode())
-            PostgresqlEngine(found.target(_TEMPLATE)).migrate()
-            with found.target(_TEMPLATE).connect() as template:
+            found.administration.execute(f"CREATE DATABASE {TEMPLATE} TEMPLATE template0".encode())
+            PostgresqlEngine(found.target(TEMPLATE)).migrate()
+            with found.target(TEMPLATE).connect() as template:
                 template.execute(_BEGIN_ANEW)
             (folder / "ready").touch()
     return found
@@ -345,7 +358,7 @@ class _StateDatabases:
 
     def begin(self, state: Path, source: Path | None = None) -> None:
         """Make it an empty store, or a copy of that of another state directory, which nobody uses."""
-        self._begin(state, _TEMPLATE if source is None else self._of[source.absolute()])
+        self._begin(state, TEMPLATE if source is None else self._of[source.absolute()])
 
     def empty(self, state: Path) -> None:
         """Of the store nothing is left."""

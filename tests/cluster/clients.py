@@ -99,6 +99,10 @@ class Client(threading.Thread):
     def rest(self, seconds: float) -> None:
         self.over.wait(seconds * self.calm)
 
+    def pause(self, seconds: float) -> None:
+        """As `rest`, between requests of which each test needs some: a calm client waits a third as long."""
+        self.over.wait(seconds * max(1.0, self.calm / 3))
+
     def turns(self) -> range:
         return range(self.chance.randint(*self.STAYS))
 
@@ -287,7 +291,7 @@ class Revoked(Requests):
         token = self._made(node)
         for _ in range(3):
             self._use(self.chance.choice(self.nodes), token, link)
-            self.over.wait(0.1)
+            self.pause(0.1)
         self._end(self.chance.choice(self.nodes), token, link)
         for one in self.nodes:
             with suppress(RefusedError, OSError, http.client.HTTPException):
@@ -295,7 +299,7 @@ class Revoked(Requests):
         for former in self._ended[-5:]:
             self._read_with(self.chance.choice(self.nodes), former)
         self._ended.append(token)
-        self.over.wait(0.2)
+        self.pause(0.2)
 
     def use_ended(self, node: Node, other: Node, hold: AbstractContextManager[None]) -> None:
         """Use a token on a node, end it on another one while the first hears of nothing, since `hold` holds up its way
@@ -373,7 +377,7 @@ class Changes(Client):
                     if found.status_code == 200:
                         is_there = found.json()["data"]["name"] in {name, *self._doubtful}
                         self.note("read" if is_there else "missing", self.number, other)
-                self.over.wait(0.05)
+                self.pause(0.05)
 
 
 class Timed(Requests):
@@ -428,7 +432,7 @@ class Tasks(Client):
                     raise RefusedError(str(made.status_code))
                 self.made[self.number] = made.json()["data"]["id"]
                 self.note("made", self.number, node, link)
-                self.over.wait(0.5)
+                self.pause(0.5)
 
 
 class Session(Client):

@@ -126,7 +126,7 @@ class Two:
         """Wait until the centre has all, so long at most: an hour of two idle stores takes two seconds."""
         with trio.move_on_after(seconds):
             await trio.sleep(10)  # the forwarder looks at what is behind
-            while self.status.behind or self.status.problem:
+            while self.status.behind or self.status.problem:  # noqa: ASYNC110 - of simulated time
                 await trio.sleep(10)
 
     @property
