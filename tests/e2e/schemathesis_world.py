@@ -113,8 +113,8 @@ def imported(client: httpx.Client, kitchen: str) -> str:
     return made
 
 
-def furnish_trials(client: httpx.Client, kitchen: str) -> tuple[dict[str, str], list[dict[str, str]]]:
-    """Ada's trial that the examples are about, by what stands for it; and the ids for the paths of `OWN_TRIALS`."""
+def furnish_trials(client: httpx.Client, kitchen: str, *, own: bool) -> tuple[dict[str, str], list[dict[str, str]]]:
+    """Ada's trial that the examples are about, by what stands for it; and with `own` the ids of `OWN_TRIALS`."""
 
     def made(method: str, path: str, **body: Any) -> Any:
         return client.request(method, path, json=body or None).raise_for_status().json()["data"]
@@ -145,7 +145,9 @@ def furnish_trials(client: httpx.Client, kitchen: str) -> tuple[dict[str, str], 
         samples.TRIAL_RULE: made("POST", f"{path}/sessions/rules", name="Remind")["id"],
         samples.RULE_METADATA: about_rules,
     }
-    own = [
+    if not own:
+        return world, []
+    others = [
         trial(types=types, joined=joined, connected=connected)
         for types, joined, connected in (
             (False, False, False),
@@ -157,7 +159,7 @@ def furnish_trials(client: httpx.Client, kitchen: str) -> tuple[dict[str, str], 
             (True, True, False),
         )
     ]
-    return world, [*own, {"sid": made("POST", "/trials/sessions", trialId=main["tid"], participantId=ADA)["id"]}]
+    return world, [*others, {"sid": made("POST", "/trials/sessions", trialId=main["tid"], participantId=ADA)["id"]}]
 
 
 def with_own_trials(document: dict[str, Any], own: list[dict[str, str]]) -> None:

@@ -33,6 +33,7 @@ from tests.e2e.schemathesis_world import (
     CHANGED,
     DELETED,
     ENDED,
+    OWN_TRIALS,
     about_this_world,
     close_answers,
     dictionaries_of,
@@ -122,6 +123,9 @@ OUT_OF_REACH: Final = {
     "POST /operator/manifests": "the console",
 }
 
+#: What a call is refused for before its values are looked at.
+REFUSED_BEFORE: Final = ("the console", "an application that may change profiles")
+
 #: What their examples are about is no longer so after a user's run.
 USED_UP: Final = ("PUT /devicetypes/{dtid}/whitelist/enable", "PUT /alarms/{alarmId}")
 
@@ -147,7 +151,10 @@ class ServedDocument:
         """
         with httpx.Client(base_url=self.daemon.base_url, headers=bearer(USER_TOKEN), timeout=30) as client:
             world = furnish(client, device_id(kitchen))
-            of_trials, own_trials = furnish_trials(client, device_id(kitchen)) if kitchen == 1 else ({}, [])
+            of_trials: dict[str, str] = {}
+            own_trials: list[dict[str, str]] = []
+            if kind == "user":
+                of_trials, own_trials = furnish_trials(client, device_id(kitchen), own=phases != "coverage")
         document = json.loads(about_this_world(self.served, world | of_trials))
         close_answers(document)
         if own_trials:
@@ -183,6 +190,9 @@ class ServedDocument:
         if kind != "user" or phases == "coverage":  # nor are a user's operations called without a token again
             of_others = {name for name, _ in refused_operations(document, "user")}
             unprobed = [name for name, _ in operations(document) if name not in of_others]
+        if phases == "coverage":  # nor are values that nobody looks at, nor is the trial ended that the others are of
+            tried_in_examples += [name for name, needed in OUT_OF_REACH.items() if needed in REFUSED_BEFORE]
+            tried_in_examples += [f"{method.upper()} {path}" for method, path in OWN_TRIALS]
         not_fuzzed = sorted(set(tried_in_examples))
         settings.write_text(
             settings_of(dictionaries_of(world) | {"devices": devices}, examples, not_fuzzed, unprobed),
