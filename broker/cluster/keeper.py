@@ -7,6 +7,7 @@ it back when it has stopped. Whoever takes it over raises its epoch; each write 
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Final, Protocol
 
 import structlog
@@ -17,7 +18,7 @@ from broker.cluster.renewal import Overdue, RenewedDeadline, boot_seconds
 from storage.lease_table import LeaseTable
 from storage.leases import HeldLease, LeaseRecord
 from storage.outages import Outage
-from storage.sql import StoreAwayError, StoreBusyError, StoreError, StoreForkedError, StoreLostError
+from storage.sql import StoreAwayError, StoreBusyError, StoreError, StoreLostError
 
 #: The lease that stands for all.
 DAEMON: Final = "daemon"
@@ -109,23 +110,7 @@ class Keeper(RenewedDeadline):
         outage = Outage("lease_not_renewed", "lease_renewed_again")
         while (held := self.held) is not None:
             await trio.sleep(self._seconds / 4)
-            asked = self._now()
-            try:
-                is_held = await self._table.renew(held, self._seconds)
-                self._latency_seconds = self._now() - asked
-            except StoreForkedError as error:
-                self._give_up()
-                raise FencedError(str(error)) from error
-            except StoreError as error:  # the store is away: if it is for all nodes, nobody takes it over
-                outage.failed(error)
-                continue
-            if self.held is not held:  # it was given back
-                return
-            if not is_held:
-                raise await self._fenced(held)
-            outage.succeeded(epoch=held.epoch)
-            self._note_renewed(asked)
-            await self._look_around(self._table)
+            await self._renew_once(held, partial(self._table.renew, held, self._seconds), self._table, outage)
 
     async def _fenced(self, held: HeldLease) -> FencedError:
         self._give_up()

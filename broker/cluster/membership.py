@@ -29,7 +29,7 @@ from storage.keys import Milliseconds
 from storage.lease_table import LeaseTable
 from storage.leases import NODE, HeldLease, LeaseRecord, LeaseStore
 from storage.outages import Outage
-from storage.sql import StoreError, StoreForkedError
+from storage.sql import StoreError
 from storage.transaction import Transaction
 
 #: The name of all nodes together as the holder of the lease of the daemon.
@@ -165,24 +165,9 @@ class NodeMembership(RenewedDeadline):
                 with trio.move_on_after(self._seconds / 4):
                     await self._hurry.wait()
                 self._hurry = trio.Event()
-                asked = self._now()
-                try:
-                    is_held = await self._renew(held, shared)
-                    self._latency_seconds = self._now() - asked
-                except StoreForkedError as error:
-                    self._give_up()
-                    raise FencedError(str(error)) from error
-                except StoreError as error:
-                    problem = str(error)
-                    outage.failed(error)
-                    continue
-                if self.held is not held:  # it was given back
-                    break
-                if not is_held:
-                    raise await self._fenced(held)
-                outage.succeeded(epoch=held.epoch)
-                self._note_renewed(asked)
-                await self._look_around(self._table)
+                problem = (
+                    await self._renew_once(held, partial(self._renew, held, shared), self._table, outage) or problem
+                )
             nursery.cancel_scope.cancel()
 
     async def _renew(self, held: HeldLease, shared: HeldLease) -> bool:

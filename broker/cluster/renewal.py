@@ -1,16 +1,18 @@
 """Leases over PostgreSQL by the clock of this machine: until when their holder may act, and when another's is over."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final
 
 import trio
 
+from broker.cluster.fenced import FencedError
 from broker.cluster.leases import Deadline, NodeStatus
 from storage.lease_table import LeaseTable
 from storage.leases import HeldLease, LeaseRecord
-from storage.sql import StoreError
+from storage.outages import Outage
+from storage.sql import StoreError, StoreForkedError
 
 #: The holder stops acting this much before the lease is over: a send takes time, and clocks differ in their speed.
 EARLY_SECONDS: Final = 2.0
@@ -84,6 +86,32 @@ class RenewedDeadline(Deadline):
             self._standbys,
             oldest_snapshot_seconds=round(self._oldest_seconds, 1),
         )
+
+    async def _renew_once(
+        self, held: HeldLease, renew: Callable[[], Awaitable[bool]], table: LeaseTable, outage: Outage
+    ) -> str:
+        """Why the store could not renew it; empty when it is renewed, or was given back. Raises FencedError."""
+        asked = self._now()
+        try:
+            is_held = await renew()
+            self._latency_seconds = self._now() - asked
+        except StoreForkedError as error:
+            self._give_up()
+            raise FencedError(str(error)) from error
+        except StoreError as error:  # the store is away: if it is for all nodes, nobody takes it over
+            outage.failed(error)
+            return str(error)
+        if self.held is held:
+            if not is_held:
+                raise await self._fenced(held)
+            outage.succeeded(epoch=held.epoch)
+            self._note_renewed(asked)
+            await self._look_around(table)
+        return ""
+
+    async def _fenced(self, held: HeldLease) -> FencedError:
+        """The lease is lost: give up, and say why."""
+        raise NotImplementedError
 
     async def _look_around(self, table: LeaseTable) -> None:
         """Look at who else is on the database. The next renewal looks again, and tells when it cannot be asked."""

@@ -4,14 +4,40 @@ Each entry is a gzip member of its own; readers take consecutive members as one 
 a valid beginning.
 """
 
+import hashlib
 import tarfile
 import zlib
-
-from broker.export.growing import GrowingArchive
 
 _LEVEL = 4  # any level compresses messages to a tenth; this one is as fast as reading them
 _GZIP = 31  # zlib's name for the gzip format with its largest window
 _BLOCK = 512
+
+
+class GrowingArchive:
+    """Common to `.tgz` and `.zip` (zipped.py): the bytes that were added, until they are taken; size and MD5 of all."""
+
+    def __init__(self) -> None:
+        self._md5 = hashlib.md5(usedforsecurity=False)
+        self._added: list[bytes] = []
+        self.size = 0
+
+    def resume_with(self, piece: bytes) -> None:
+        """The next bytes of the beginning, which was written before."""
+        self._md5.update(piece)
+        self.size += len(piece)
+
+    @property
+    def md5(self) -> str:
+        return self._md5.hexdigest()
+
+    def _append(self, content: bytes) -> None:
+        self._added.append(content)
+        self.resume_with(content)
+
+    def take(self) -> bytes:
+        """The bytes that were added since the last call."""
+        taken, self._added = b"".join(self._added), []
+        return taken
 
 
 class Archive(GrowingArchive):

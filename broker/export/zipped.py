@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from broker.export.growing import GrowingArchive
+from broker.export.archive import GrowingArchive
 
 _LEVEL: Final = 4
 _RAW: Final = -15  # zlib's name for deflate without a head

@@ -1,5 +1,7 @@
 """Builds forwarding: to upstreams, and from stores that forward to this one."""
 
+from hashlib import blake2b
+
 import msgspec
 
 from broker.accounts.room import AccountsRoom
@@ -15,7 +17,6 @@ from broker.forwarding.edge_types import EdgeTypes
 from broker.forwarding.edges import Edges
 from broker.forwarding.forwarding import Forwarding
 from broker.forwarding.port import Upstreams
-from broker.forwarding.store_id import store_id
 from broker.loops import Loop
 from broker.messages.room import MessagesRoom
 
@@ -41,7 +42,7 @@ async def open_forwarding(
 ) -> ForwardingRoom:
     """Without `upstreams`, nothing is forwarded; positions stay where they are."""
     database, clock = core.database, core.clock
-    store = store_id(await database.read(lambda tx: tx.messages.mid_key()))
+    store = _store_id(await database.read(lambda tx: tx.messages.mid_key()))
     edges = Edges(database, clock, store)
     edge_types = EdgeTypes(database, clock, device_types.catalog, device_types.making, edges)
     edge_devices = EdgeDevices(database, devices.registry, devices.inventory, device_types.catalog, store)
@@ -77,3 +78,9 @@ async def open_forwarding(
         statistics=forwarding.statistics,
     )
     return ForwardingRoom(forwarding, edges, batches, edge_types, edge_actions, book)
+
+
+def _store_id(mid_key: bytes) -> str:
+    """The id of a store, the same in its backups, and in no other store: 32 hexadecimal digits, of the key of its mids,
+    which cannot be found from them."""
+    return blake2b(b"", digest_size=16, key=mid_key, person=b"trunkline-store").hexdigest()
