@@ -17,7 +17,7 @@ def system_steady_ms() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """The wall clock in ms since the epoch, UTC; and a steady clock in ms that cannot be set and starts anywhere.
+    """The wall clock in ms since the epoch, UTC; and a steady clock in ms, which nobody can set, with any beginning.
 
     `may_delete` says whether the wall clock may be believed when old things are deleted (broker/trusted_time.py).
     """

@@ -38,5 +38,5 @@ class Core(msgspec.Struct, frozen=True):
     peers: FactLog | None = None
 
     def knock(self, lease: LeaseName, worker: str) -> Knock:
-        """Wakes a worker that runs with this lease, by its name."""
+        """A wakeup of the worker of this name, on the node that has this lease."""
         return Knock(self.database, self.news, worker, None if self.peers is None else self.leases.of(lease))

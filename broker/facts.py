@@ -364,7 +364,7 @@ class Router:
         return self._handlers.get(kind, ())
 
     def end(self, *kinds: type[Fact]) -> None:
-        """Call nobody for these types from now on."""
+        """Remove all handlers of these types."""
         for kind in kinds:
             self._handlers[kind] = ()
 

@@ -23,7 +23,7 @@ _PASSES: Final = 8
 def without_texts(json: bytes) -> bytes:
     """JSON with all its strings empty, at the speed of the memory: the loop waits while a body of 1 MiB is looked at.
 
-    A string without its closing quotation mark goes on to the end, where the decoder stops, too.
+    A string without its closing quotation mark ends with the text, as for the decoder.
     """
     return _without_texts(_without_escapes(json))
 

@@ -72,7 +72,7 @@ class Passwords:
 
     @classmethod
     def taking(cls, memory_mib: int) -> "Passwords":
-        """At the cost of ARGON2_COST, but with more memory."""
+        """Argon2id at ARGON2_COST, with more memory."""
         is_usual = memory_mib == PASSWORD_MEMORY_MIB
         return cls(ARGON2_COST if is_usual else replace(ARGON2_COST, memory_cost=memory_mib * 1024))
 

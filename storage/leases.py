@@ -21,7 +21,7 @@ class HeldLease(msgspec.Struct, frozen=True):
 
 
 class LeaseRecord(msgspec.Struct, frozen=True):
-    """A lease as anybody sees it. `seconds_left` is negative when it is over; `is_given_back`: its holder ended it."""
+    """A lease as its row has it. `seconds_left` is negative when it is over; `is_given_back`: its holder ended it."""
 
     name: str
     node: str
@@ -39,7 +39,7 @@ class LeaseRecord(msgspec.Struct, frozen=True):
 
 
 class Holder(Protocol):
-    """The one for whom a work is written that only the holder of a lease may write."""
+    """The holder of a lease, as `Database.write_own` checks it."""
 
     @property
     def held(self) -> HeldLease | None:
@@ -95,7 +95,7 @@ class LeaseStore(Store):
         return row is not None
 
     def give_back(self, held: HeldLease) -> None:
-        """Let anybody take the lease at once. Its epoch is kept."""
+        """Another node may take the lease at once. Its epoch is kept."""
         self._db.execute(
             f"UPDATE lease SET until = 0 WHERE {_IS_HELD}",  # noqa: S608 - a constant
             {"name": held.name, "node": held.node, "epoch": held.epoch},

@@ -1,7 +1,7 @@
-"""The log lines of what fails again and again: one at the beginning, at most one a minute, and one at the end.
+"""Log lines about a failure that lasts: one at its beginning, at most one a minute, and one at its end.
 
-A failure that follows such a line within a minute is counted only: of what fails and works in turns, two lines a minute
-are enough.
+A failure within a minute of such a line is only counted: two lines a minute are enough, also where success and failure
+alternate.
 """
 
 from typing import Any, Final, Literal

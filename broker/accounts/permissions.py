@@ -1,4 +1,4 @@
-"""Decides who may do what with a device. No other module decides that (reference 4.7 and 6.3).
+"""Decides which callers may do what with a device. No other module decides that (reference 4.7 and 6.3).
 
 A `Reach` stays up to date for as long as it is held: the grants are shared objects that are changed in place, and the
 users who accepted a share are in the shared `Device`.

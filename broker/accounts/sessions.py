@@ -69,7 +69,7 @@ class WrongPassword(DomainError):
 
 @dataclass(eq=False)
 class AccountDisabled(WrongPassword):
-    """The operator has disabled the account. Only who has proved to own it gets this answer."""
+    """The operator has disabled the account. Only its owner, who has proved to be that, gets this answer."""
 
     template = "This account is disabled. The operator of this gateway can enable it."
 
@@ -162,7 +162,7 @@ class Sessions:
         # Against one address that tries one password on many accounts. Higher than the other throttle, because the
         # people of a household or behind a proxy share one address.
         self._by_address = Throttle(self._clock, misses=PASSWORD_ADDRESS_MISSES, window_seconds=PASSWORD_WINDOW_SECONDS)
-        # A code has six digits: who knows the password must not try many, in a day either.
+        # A code has six digits: even with the password, nobody may try many of them, in a day either.
         self._codes = Throttle(self._clock, misses=SECOND_FACTOR_MISSES, window_seconds=SECOND_FACTOR_WINDOW_SECONDS)
         self._codes_of_day = Throttle(self._clock, misses=SECOND_FACTOR_DAY_MISSES, window_seconds=_DAY_SECONDS)
 

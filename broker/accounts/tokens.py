@@ -79,7 +79,7 @@ class Caller(msgspec.Struct, frozen=True):
                 return f"device {self.device_id}"
 
     def act(self) -> None:
-        """Have the current task work for this caller."""
+        """From here on the current task works for this caller."""
         set_actor(self.actor, self.application_id or "" if self.kind is TokenKind.USER else "", self.payer, self)
 
     @property
@@ -168,7 +168,7 @@ class Tokens:
         return caller
 
     def is_current(self, caller: Caller) -> bool:
-        """Whether a caller that was resolved before is still cached and valid: who holds it hashes no token again."""
+        """Whether a caller that was resolved before is still cached and valid, so that its token need not be hashed."""
         return self._known.get(caller.token) is caller and (
             caller.expires_on is None or caller.expires_on > self._clock.now_ms()
         )

@@ -12,7 +12,7 @@ from storage.transaction import Transaction
 def tell_of_alarm(tx: Transaction, kind: str, alarm: AlarmRecord, at_ms: Milliseconds) -> None:
     """In the transaction of the change, so that no notification is missing or too many. `alarm`: as it is now."""
     publish(tx, AlarmReported.of(kind, alarm, at_ms))
-    # The texts are read when it is sent: who may not read them then gets none.
+    # The texts are read when it is sent, as far as the receiver may read them then.
     content = replace(alarm, text="", cause="[]", message=None)
     for subscription in tx.deliveries.add_of_alarm(content, at_ms):
         tx.tell(REPLAYED, Replay(subscription, 1))

@@ -206,7 +206,7 @@ class FactLog:
                 else:
                     return
                 await trio.sleep(_RETRY_SECONDS)
-        # It goes on without them for as long as its end takes: who has sent these rows hears that they are stored.
+        # It goes on without them for as long as its end takes: the senders of these rows hear that they are stored.
         self.rows.leave_out()
         self._failed = failed or StoreError("the database is too slow")
         self._wanted.set()

@@ -1,4 +1,4 @@
-"""The kinds of change that those hear who keep something of the store in memory."""
+"""The kinds of change that a transaction tells, for capabilities that keep something of the store in memory."""
 
 from typing import Any, Final
 
@@ -114,7 +114,7 @@ class SessionBegin(msgspec.Struct, frozen=True):
 
 
 class ConnectionReplaced(msgspec.Struct, frozen=True):
-    """A device has connected: of its connections to other nodes, these, by node and number, are over."""
+    """A device has connected here: these connections of it to other nodes, by node and number, are over."""
 
     device: DeviceKey
     replaced: tuple[tuple[str, int], ...]

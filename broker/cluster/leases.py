@@ -51,7 +51,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
 
 
 class Deadline:
-    """Until when something outside of the store may be done as the holder: this one always says yes."""
+    """Until when the holder may act outside of the store. This one has no end."""
 
     def is_ahead(self) -> bool:
         return True
@@ -60,7 +60,7 @@ class Deadline:
         """Return when `is_ahead`."""
 
     def status(self) -> NodeStatus | None:
-        """None: no other daemon can be on the store."""
+        """None where no other daemon can be on the store."""
         return None
 
     def nodes(self) -> tuple[NodeSeen, ...]:

@@ -301,7 +301,7 @@ class NodeMembership(RenewedDeadline):
             await trio.sleep(min(1.0, self._seconds / 8))
 
     def _give_others_time(self) -> None:
-        """The database was away, or may have been before this start: who renews again in time is not buried for it."""
+        """The database was away, or may have been before this start: a node that renews again in time is not buried."""
         self._overdue.give_time(self._seconds / 2)
 
     async def _bury(self, record: LeaseRecord, database: Database) -> bool:

@@ -87,7 +87,7 @@ class Catalog:
 
     async def reload(self) -> None:
         """Read the connectors of all types. A plug-in that cannot be used is logged, and its connector left out."""
-        async with self._reloading:  # what was read last is set last
+        async with self._reloading:  # the latest reading is set last
             await self._reload()
 
     async def _reload(self) -> None:

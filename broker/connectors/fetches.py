@@ -106,7 +106,7 @@ class Fetches:
         return []
 
     async def ask(self, connector: Connector, device: DeviceKey, requests: Sequence[Request] | None = None) -> bool:
-        """As `offer`, of whatever node: what is asked is stored on return. Raises StoreError."""
+        """As `offer`, for whichever node does it: the fetch is stored on return. Raises StoreError."""
         if not self._is_shared:
             return self.offer(connector, device, requests)
         sealed = None if requests is None else self._vault.seal(_encode(requests).decode())

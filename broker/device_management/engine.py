@@ -212,7 +212,7 @@ class ManagementEngine:
         with trio.move_on_after(_STORE_SECONDS, shield=True):
             try:
                 await self._database.write(lambda tx: _put_back(tx, lambda holder: holder == instance, now_ms))
-            except StoreError as error:  # who takes the tasks on next does it
+            except StoreError as error:  # the node that takes the tasks on does it
                 _log.warning("device_tasks_not_put_back", reason=str(error))
 
     def _rollout_changed(self, task: int, _content: None) -> None:
@@ -248,7 +248,7 @@ class ManagementEngine:
     async def _stop(self, task: int) -> None:
         record = await self._database.read(lambda tx: tx.tasks.task(task))
         rollout = None if record is None else await self.work.rollouts.of(record)
-        if rollout is not None and rollout.is_aborted:  # what this node counts may be too much
+        if rollout is not None and rollout.is_aborted:  # this node may count too much
             await self._in_batches(task, partial(cancel_some, failure=_ABORTED))
 
     async def _in_batches(self, task: int, change: Callable[..., int]) -> None:

@@ -244,7 +244,7 @@ class Rollouts:
         if (rollout := self._known.get(task)) is None:
             return
         room = rollout.room(self._clock.steady_ms())
-        if self._is_shared:  # what it counts here may be too much
+        if self._is_shared:  # this node may count too much
             room = max(room, 1)
         while room > 0 and rollout.held:
             device = next(iter(rollout.held))

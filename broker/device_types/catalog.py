@@ -66,7 +66,7 @@ _NO_MANIFEST = ManifestVersion(0, NO_MANIFEST)
 
 
 class DeviceType:
-    """A device type. There is one object for each type, so that all users of it see a change."""
+    """A device type: one object for each type, so that its devices see a change."""
 
     def __init__(self, record: DeviceTypeRecord, manifests: list[ManifestRecord]) -> None:
         self._documents: dict[int, str] = {}  # of the approved versions

@@ -119,7 +119,7 @@ class Exports:
     _planner: Planner
     _readers: DataReaders
     _files: Files
-    #: Of the node that writes them: what one stores late that has given it away would be in the archive twice.
+    #: Of the node that writes them: a step that a former node stored late would be in the archive twice.
     _lease: Holder
     _wakeup: Wakeup = field(default_factory=Wakeup)
 

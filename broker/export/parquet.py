@@ -72,7 +72,7 @@ class ParquetFile:
         return self._asked(self._columns)
 
     def add(self, rows: bytes) -> bytes:
-        """Add rows, given as `Table.columns_json`; what the file has grown by."""
+        """Add rows, given as `Table.columns_json`. Returns the bytes that the file has grown by."""
         return self._asked(rows)
 
     def end(self) -> bytes:

@@ -30,7 +30,7 @@ _TYPES: Final = {
 
 
 class _Grown:
-    """A file that only grows: what was written since the last look."""
+    """A file that only grows, and gives the bytes that were written since the last look."""
 
     closed = False
 

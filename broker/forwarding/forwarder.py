@@ -79,7 +79,7 @@ class Forwarder:
                 try:
                     await self._position.begin()
                     await self._reader.begin()
-                    await self._look()  # what it says of itself is true from the beginning
+                    await self._look()  # its status is true from the beginning
                     await self._converse()
                 except* UpstreamError as errors:
                     error = _first(errors)

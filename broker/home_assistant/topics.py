@@ -64,7 +64,7 @@ class ReservedTopics:
 
     def may_subscribe(self, device: Device, filter_: bytes) -> bool | None:
         """A filter that names the topics of one device, or those of all, is for users to whom they are announced. One
-        with a wildcard before that is not refused: who may not read a message does not get it."""
+        with a wildcard before that is not refused: a client that may not read a message does not get it."""
         if not filter_.startswith(ROOT) or not self._prefixes():
             return None
         if not self._has_home(device.owner):

@@ -105,7 +105,7 @@ class Quotas:
 
     async def reload(self) -> None:
         """Read the limit of every organization again. Raises StoreError."""
-        async with self._reloading:  # what was read last is set last
+        async with self._reloading:  # the latest reading is set last
             self._has_unknown = False
             try:
                 limits = await self._database.read(lambda tx: tx.limits.monthly())

@@ -256,7 +256,7 @@ class Strangers:
     def renew(self, *, in_all: int, of_one_address: int) -> None:
         """Replace the numbers of places. Connections beyond them keep theirs."""
         self._in_all, self._of_one_address = in_all, of_one_address
-        self._left.set()  # who waits for room looks again
+        self._left.set()  # whatever waits for room looks again
         self._left = trio.Event()
 
     def statistics(self) -> StrangerStatistics:

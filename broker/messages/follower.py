@@ -74,7 +74,7 @@ class LogFollower:
     def __init__(
         self, database: Database, router: Router, devices: Devices, mids: Mids, instance: str, head: Position
     ) -> None:
-        """`instance`: the name of this process. `head`: who hears of rows has read those up to here."""
+        """`instance`: the name of this process. `head`: rows up to here are known already."""
         self._database = database
         self._router = router
         self._devices = devices
@@ -84,7 +84,7 @@ class LogFollower:
         #: While messages are passed over: own commits behind `_position`, the last of which is at the end.
         self._own: deque[_Commit] = deque()
         self._rows = 0
-        self._turn = trio.Lock()  # who has it reads and publishes
+        self._turn = trio.Lock()  # one task at a time reads and publishes
         self._ready_until = float("-inf")
         #: Whether somebody now needs each message.
         self.wants_messages: list[Callable[[], bool]] = []

@@ -505,7 +505,7 @@ def _checked_actions(data: bytes) -> str:
 
 
 def _plain(text: str) -> str:
-    """msgspec's words without their marks: `Expected `array`, got `int``."""
+    """msgspec's text without its backticks, as in `Expected `array`, got `int``."""
     return text[:1].lower() + text[1:].replace("`", "")
 
 

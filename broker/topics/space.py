@@ -178,7 +178,7 @@ class TopicSpace:
         self._messages = self._deliveries = 0
         self._paces: dict[DeviceKey, Pace] = {}
         self._hearers: list[Hearer] = []
-        #: Asked by who publishes for a device, before each message; see `prepare_with`.
+        #: Asked before each message of a device is published (`prepare_with`).
         self.preparers: tuple[Preparer, ...] = ()
         sessions.on_end(self.forget)
 

@@ -52,7 +52,7 @@ def listening_as(name: str) -> None:
 
 
 def origin_in(context: Context) -> Origin:
-    """The origin of a task that is elsewhere now."""
+    """The origin of another task."""
     return context.get(_origin, _NOBODY)
 
 

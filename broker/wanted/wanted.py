@@ -282,7 +282,7 @@ class Wanted:
         return WantedView(document, shown)
 
     async def _show_named(self, device: Device, names: Collection[str]) -> WantedView:
-        """As `show`: what is wanted of these fields, and nothing of what the device has reported."""
+        """As `show`, for these fields, without the values that the device has reported."""
         records = await self._database.read(lambda tx: tx.wanted.of_device(device.key))
         open_ = self._following.open_of(device.key)
         named = [one for one in records if one.field in names]

@@ -67,7 +67,7 @@ class Valid(msgspec.Struct, frozen=True):
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """In `Annotated`: a value of which `problem` says what is wrong is refused. `problem` gives None if nothing is."""
+    """In `Annotated`: `problem` gives the reason why a value is refused, or None."""
 
     problem: Callable[[Any], str | None]
 
@@ -79,7 +79,7 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 class Payload(msgspec.Struct, frozen=True):
-    """In `Annotated`: what a device has sent, whose numbers are judged where messages and Actions of all protocols are.
+    """In `Annotated`: the data of a device, whose numbers Ingest checks for all protocols.
 
     The body is not looked at for numbers, so its other members must have none, or be `Raw`.
     """

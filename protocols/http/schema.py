@@ -113,7 +113,7 @@ class Data(Shape, Generic[T]):
 
 
 class DataAndFlat(msgspec.Struct, Generic[T]):
-    """An answer that has the members of `content` twice: under `data`, and beside it."""
+    """An answer that has the members of `content` under `data`, and once more beside it."""
 
     content: T
 

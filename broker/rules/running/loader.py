@@ -94,7 +94,7 @@ class RuleLoader:
             self._engine.remove(key)
             return
         record, state = stored
-        if not self._engine.is_open:  # who runs it hears of it
+        if not self._engine.is_open:  # the node that runs it hears of it
             return
         prepared = self._prepared.get((record.id, record.body))
         if prepared is not None:

@@ -85,7 +85,7 @@ def second_factor_blueprint(factors: SecondFactors, browsers: Browsers, root: Ac
         return f"Trunkline {urlsplit(root.url).hostname or ''}".strip()
 
     async def fresh_session() -> Session | Response:
-        """The session, or the sign-in form: who changes how to sign in must have signed in just now."""
+        """The session, or the sign-in form: a change of how to sign in needs a sign-in just before."""
         session = await browsers.session_to_enrol()
         if session is not None and factors.is_fresh(session):
             return session
