@@ -47,8 +47,10 @@ class StoreConnection(Protocol):
     def execute(self, sql: str, parameters: Mapping[str, Any] | None = None) -> QueryResult: ...
 
     def stream(self, sql: str, parameters: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
-        """The rows of a SELECT that may have many, when mostly the first ones do. Its ORDER BY leaves no two rows equal.
-        Other statements may run between."""
+        """The rows of a SELECT that may have many, when mostly the first ones do.
+
+        Its ORDER BY leaves no two rows equal. Other statements may run between.
+        """
 
     def forget_log(self) -> bool:
         """Write what the engine's log has into the store, and empty the log. Outside of a transaction.
