@@ -28,8 +28,11 @@ class Wakeup:
 
     async def wait(self, seconds: float = inf) -> None:
         """Return when `set` was called since the last return, or after `seconds`."""
-        with trio.move_on_after(seconds):
+        if seconds == inf:  # a scope costs more than the wait
             await self._event.wait()
+        else:
+            with trio.move_on_after(seconds):
+                await self._event.wait()
         self._event = trio.Event()
 
 

@@ -73,7 +73,7 @@ class ServicesOpener:
         engine = engine or self._engine
         is_on_loop = run_sync is run_inline or isinstance(run_sync, OnTheLoop)
         if is_on_loop and is_migrated(engine):
-            database: Database = InlineDatabase(engine, worker=on_loop(run_sync))
+            database: Database = InlineDatabase(engine, worker=on_loop(run_sync), is_held=run_sync is not run_inline)
         else:
             database = Database(engine, worker=on_loop(run_sync), readers=1 if run_sync is run_inline else 4)
         opening = open_services(

@@ -60,13 +60,31 @@ class WorkerOnLoop:
         self._run = run_sync
         self._limiter = trio.CapacityLimiter(1) if name == "writer" else None
 
-    def begin(self, function: Callable[[], T]) -> "JobOnLoop[T]":
-        return JobOnLoop(partial(self.run, function))
+    def begin(self, function: Callable[[], T]) -> "JobOnLoop[T] | InlineJob[T]":
+        return InlineJob(function) if self._run is run_inline else JobOnLoop(partial(self.run, function))
 
     async def run(self, function: Callable[[], T], _interrupt: Callable[[], object] | None = None) -> T:
         return await self._run(function, limiter=self._limiter)
 
     def end(self) -> None: ...
+
+
+class InlineJob(Generic[T]):
+    """A function of `run_inline` that runs when its end is waited for."""
+
+    idle_seconds = 0.0
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        self._function = function
+        self.seconds = 0.0
+
+    async def ended(self, _interrupt: Callable[[], object] | None = None) -> T:
+        await trio.lowlevel.cancel_shielded_checkpoint()
+        began = perf_counter()
+        try:
+            return self._function()
+        finally:
+            self.seconds = perf_counter() - began
 
 
 class JobOnLoop(Generic[T]):

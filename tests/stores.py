@@ -16,6 +16,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeVar, cast
 
+import trio
+
 from config.loading import load_settings
 from config.settings import Settings, Storage
 from storage import migrations
@@ -25,10 +27,11 @@ from storage.engines import STORE, engine_of
 from storage.engines.port import EngineConnection, StoreEngine
 from storage.engines.sqlite import SqliteConnection, SqliteEngine
 from storage.messages import MessageStore
-from storage.sql import StoreConnection
+from storage.sql import StoreConnection, StoreError
 from storage.store_copy import CopyConnection
 from storage.told import Told
 from storage.transaction import Transaction
+from storage.worker_thread import Worker
 from tests.fakes import BreakableConnection, BreakableEngine
 from tests.postgresql import ENGINE, STATES, migrated_engine
 from tests.told import through_messagepack
@@ -256,7 +259,14 @@ class MigratedEngine(SqliteEngine):
 
 
 class InlineDatabase(Database):
-    """Reads and writes through one connection, because on the event loop they follow each other."""
+    """Reads and writes through one connection, because on the event loop they follow each other.
+
+    `is_held`: what runs them holds them up (`HeldRunner`).
+    """
+
+    def __init__(self, engine: StoreEngine, *, worker: Callable[[str], Worker], is_held: bool) -> None:
+        super().__init__(engine, worker=worker)
+        self._is_held = is_held
 
     def _open(self) -> None:
         self._writer.transaction = transaction = Transaction(_open_on_loop(self._engine))
@@ -267,6 +277,15 @@ class InlineDatabase(Database):
         super().on_told(lambda told: hear([through_messagepack(one) for one in told]))
 
     async def read(self, work: Callable[[Transaction], T], *, interrupt: Callable[[], object] | None = None) -> T:
+        if not self._is_held and ENGINE != "postgresql":  # nobody waits for a place
+            await trio.lowlevel.checkpoint()
+            if self._closed or (transaction := self._writer.transaction) is None:
+                raise StoreError("the store is not open")
+            transaction.connection.begin_read()
+            try:
+                return _changing_nothing(work, transaction)
+            finally:
+                transaction.connection.rollback()
         return await super().read(partial(_changing_nothing, work), interrupt=interrupt)
 
     async def look_up(self, work: Callable[[Transaction], T]) -> T:
