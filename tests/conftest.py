@@ -130,6 +130,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # Each service measures its tables soon after its start: a fifth of the time of a test over PostgreSQL. The tests of
     # retention measure.
     patch.setattr("broker.messages.retention.measure", _not_measured)
+    # Tests ask again and again whether it has ended: in pauses between its steps they would keep the processor busy.
+    for module in ("devices.removal", "leaving.erasing", "my_data.erasures", "my_data.imports"):
+        patch.setattr(f"broker.{module}._PAUSE_SECONDS", 0)
     forks = folder / f"forks-{ENGINE}"
     forks.mkdir(exist_ok=True)
     _run.enter_context(commands_forked(forks))

@@ -1,4 +1,4 @@
-"""How many examples a property test tries: three of ten in `make test`, one of ten in daily use (`make check`).
+"""How many examples a property test tries: two of ten in `make test`, one of ten in daily use (`make check`).
 
 Each run has others. All that a test names are tried with `--hypothesis-profile=full`.
 
@@ -23,7 +23,7 @@ _FULL = 100
 def register_profiles() -> None:
     """A test that is slow because the machine is busy does not fail."""
     slow = [hypothesis.HealthCheck.too_slow]
-    for name, count in (("full", _FULL), ("run", 3 * _FULL // 10), ("daily", _FULL // 10)):
+    for name, count in (("full", _FULL), ("run", _FULL // 5), ("daily", _FULL // 10)):
         hypothesis.settings.register_profile(
             name, hypothesis.settings.default, max_examples=count, deadline=None, suppress_health_check=slow
         )

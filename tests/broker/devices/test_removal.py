@@ -47,7 +47,6 @@ async def test_removal_deletes_all_rows_of_the_device_and_no_others(
     services: Services, world: World, fake_clock: FakeClock, monkeypatch: pytest.MonkeyPatch, step_rows: int
 ) -> None:
     monkeypatch.setattr("broker.devices.removal._STEP_ROWS", step_rows)
-    monkeypatch.setattr("broker.devices.removal._PAUSE_SECONDS", 0)
     await fill(services)
     kitchen = await services.devices.registry.find(KITCHEN)
     services.messages.ingest.submit_action(

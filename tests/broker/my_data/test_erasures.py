@@ -148,6 +148,7 @@ async def test_a_device_that_goes_on_sending_is_counted_to_its_last_message(
     monkeypatch.setattr(recounts, "_ROWS", 20)
     monkeypatch.setattr(recounts, "_MORE_ROWS", 4)
     monkeypatch.setattr(recounts, "_STEP_ROLLUPS", 10)
+    monkeypatch.setattr(erasures, "_PAUSE_SECONDS", 0.01)  # in which the device sends
     for number in range(40):
         await send(services, (kitchen, START + number * MINUTE_MS, {"intensity": number, "temperature": 1.0}))
     await services.messages.projector.flush()
@@ -216,6 +217,7 @@ async def test_a_small_deletion_ends_while_a_large_one_of_another_user_goes_on(
     services: Services, ada: Caller, kitchen: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recounts, "_ROWS", 1)
+    monkeypatch.setattr(erasures, "_PAUSE_SECONDS", 0.01)  # in which the other one is looked at
     bob = await services.accounts.tokens.caller(BOB_TOKEN)
     bobs = await services.devices.registry.find(BOBS)
     for number in range(200):

@@ -1,6 +1,5 @@
 """The real application behind the real listener, on a free port of loopback."""
 
-import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 
@@ -12,11 +11,10 @@ from broker.services import Services
 from config.settings import Address
 from protocols.http.server import serve_http
 from tests.factories import World
+from tests.protocols.http.direct_client import DirectClient
 from tests.protocols.http.routes import shared_routes
 
 Raw = Callable[[bytes], Awaitable[bytes]]
-#: Without it, each client reads the authorities that it trusts.
-_NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -42,8 +40,7 @@ async def door(services: Services, world: World, nursery: trio.Nursery) -> Addre
 
 @pytest.fixture
 async def api(door: Address) -> AsyncIterator[httpx.AsyncClient]:
-    seconds = 60  # a busy machine is slow
-    async with httpx.AsyncClient(base_url=f"http://{door}/v1.1", timeout=seconds, verify=_NO_TLS) as client:
+    async with DirectClient(door) as client:
         yield client
 
 

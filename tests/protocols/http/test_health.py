@@ -29,6 +29,7 @@ from storage.sql import StoreError, StoreFullError
 from tests.factories import ADA_TOKEN, KITCHEN, World
 from tests.programs import require_program
 from tests.protocols.http.conftest import bearer
+from tests.protocols.http.direct_client import DirectClient
 from tests.stores import MigratedEngine
 
 ROOT = Path(__file__).parents[3]
@@ -55,7 +56,7 @@ async def door(services: Services, vitals: Vitals, world: World, nursery: trio.N
 
 @pytest.fixture
 async def site(door: Address) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=f"http://{door}") as client:
+    async with DirectClient(door, "") as client:
         yield client
 
 

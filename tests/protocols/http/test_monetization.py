@@ -32,6 +32,7 @@ from tests.factories import (
     World,
 )
 from tests.fakes import FakeClock
+from tests.protocols.http.direct_client import DirectClient
 from tests.rows import each_row
 from tests.wording import INVALID
 
@@ -52,7 +53,7 @@ async def administrator(services: Services, world: World) -> None:
 
 @pytest.fixture
 async def pages(door: Address) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=f"http://{door}") as client:
+    async with DirectClient(door, "") as client:
         yield client
 
 

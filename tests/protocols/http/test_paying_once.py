@@ -17,6 +17,7 @@ from protocols.outbound.stripe import Stripe
 from protocols.outbound.tls import client_context
 from tests.builders import ServicesOpener
 from tests.factories import ADA_TOKEN, KITCHEN, LIGHT_TYPE, World
+from tests.protocols.http.direct_client import DirectClient
 from tests.protocols.outbound.stripe_stand_in import KEY, WEBHOOK_SECRET, Session, StripeStandIn, event, signed
 
 CALLBACK = "https://app.example.org/callback"
@@ -44,7 +45,7 @@ async def services(opener: ServicesOpener, stripe: StripeStandIn) -> AsyncIterat
 async def pages(services: Services, door: Address, world: World) -> AsyncIterator[httpx.AsyncClient]:
     plan = {"device_type": LIGHT_TYPE, "free_messages_per_day": 150, "paid_cost": "2.99"}
     await services.provisioning.apply({"plans": [plan]})
-    async with httpx.AsyncClient(base_url=f"http://{door}", timeout=30) as client:
+    async with DirectClient(door, "") as client:
         yield client
 
 

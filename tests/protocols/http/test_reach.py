@@ -22,6 +22,7 @@ from protocols.http.calls import RestCall
 from protocols.http.rest.nouns import NOUNS
 from tests.certificates import Authority
 from tests.factories import ADA, ADA_TOKEN, APPLICATION_TOKEN, HALL, KITCHEN, NOW_MS, PANEL, World
+from tests.fakes import FakeClock
 from tests.properties import every_nth_daily
 from tests.protocols.http.conftest import bearer
 from tests.reach_world import (
@@ -308,11 +309,12 @@ class TestWhatThePathNames:
         limits = Limits(rest_user="1/1000", rest_application="1/1000", quotas="off")
         return Settings(state_dir=settings.state_dir, limits=limits)
 
-    @pytest.mark.parametrize("grants", every_nth_daily(4, tuple(GRANTS)))
+    @each_row("grants", every_nth_daily(4, tuple(GRANTS)))
     @each_row("token", TOKENS)
     async def test_a_device_in_the_path_must_be_granted(
-        self, api: httpx.AsyncClient, reach: ReachWorld, grants: str, token: str
+        self, api: httpx.AsyncClient, reach: ReachWorld, fake_clock: FakeClock, grants: str, token: str
     ) -> None:
+        fake_clock.advance(60_000)
         await reach.grant(grants)
         headers = bearer(TOKENS[token])
         assert (await api.get("/devicetypes", headers=headers)).status_code == 200
@@ -347,7 +349,7 @@ async def test_a_device_in_a_query_or_a_body_must_be_granted(
     assert wrong == []
 
 
-@pytest.mark.parametrize("grants", every_nth_daily(4, tuple(GRANTS)))
+@each_row("grants", every_nth_daily(4, tuple(GRANTS)))
 @each_row("token", TOKENS)
 async def test_entries_of_a_batch_need_what_a_message_needs(
     api: httpx.AsyncClient, reach: ReachWorld, grants: str, token: str
@@ -361,7 +363,7 @@ async def test_entries_of_a_batch_need_what_a_message_needs(
     assert outcomes == [200 if is_allowed(call, WRITE, token, grants, *place) else 403 for place in places]
 
 
-@pytest.mark.parametrize("grants", every_nth_daily(4, tuple(GRANTS)))
+@each_row("grants", every_nth_daily(4, tuple(GRANTS)))
 @each_row("token", TOKENS)
 async def test_lists_leave_out_what_is_not_granted(
     api: httpx.AsyncClient, services: Services, reach: ReachWorld, grants: str, token: str

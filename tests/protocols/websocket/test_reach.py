@@ -36,7 +36,7 @@ async def devices_until_kitchen(
     return seen
 
 
-@pytest.mark.parametrize("grants", every_nth_daily(4, tuple(GRANTS)))
+@each_row("grants", every_nth_daily(4, tuple(GRANTS)))
 @each_row("token", TOKENS)
 async def test_the_live_feed_leaves_out_what_is_not_granted(
     peers: Peers, services: Services, reach: ReachWorld, grants: str, token: str
@@ -49,7 +49,7 @@ async def test_the_live_feed_leaves_out_what_is_not_granted(
     assert await devices_until_kitchen(socket, lambda frame: frame["sdid"]) == reach.readable(grants, "own", "shared")
 
 
-@pytest.mark.parametrize(("grants", "token"), every_nth_daily(5, CASES))
+@each_row(("grants", "token"), every_nth_daily(5, CASES))
 async def test_the_event_feed_leaves_out_what_is_not_granted(
     peers: Peers, services: Services, reach: ReachWorld, grants: str, token: str
 ) -> None:
@@ -59,16 +59,16 @@ async def test_the_event_feed_leaves_out_what_is_not_granted(
     socket = await peers.connect(events(TOKENS[token], f"did={','.join(named)}" if len(named) > 1 else ""))
     await reach.grant(grants)
     for id_ in reach.devices.values():
-        await rename(services, id_)
+        await rename(services, id_, f"{grants} {token}")
     await reach.grant("*")
-    await rename(services, KITCHEN)
+    await rename(services, KITCHEN, f"{grants} {token}")
     found = await devices_until_kitchen(socket, lambda frame: frame["data"]["did"])  # type: ignore[index]
     assert found == reach.readable(grants, "own")
 
 
-async def rename(services: Services, id_: str) -> None:
+async def rename(services: Services, id_: str, name: str) -> None:
     await services.devices.inventory.change(
-        await services.devices.registry.find(id_), DeviceChanges(name="Renamed"), application_id=None
+        await services.devices.registry.find(id_), DeviceChanges(name=name), application_id=None
     )
 
 
@@ -86,7 +86,7 @@ async def test_a_feed_that_names_a_device_needs_read_on_its_type(
                 assert (await peers.refusal(path))[0] == 403
 
 
-@pytest.mark.parametrize("grants", every_nth_daily(4, tuple(GRANTS)))
+@each_row("grants", every_nth_daily(4, tuple(GRANTS)))
 @each_row("token", TOKENS)
 async def test_the_device_channel_needs_read_and_write_on_the_type(
     peers: Peers, reach: ReachWorld, grants: str, token: str

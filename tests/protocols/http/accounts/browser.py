@@ -12,6 +12,7 @@ import httpx
 from broker.services import Services
 from config.settings import Address
 from storage.records import UserRecord
+from tests.protocols.http.direct_client import DirectClient
 
 PASSWORD = "correct horse battery staple"
 
@@ -66,8 +67,11 @@ def account_csrf(page: httpx.Response) -> str:
 class Browser:
     def __init__(self, door: Address, *, own: ssl.SSLContext | None = None) -> None:
         """`own`: the TLS context for the accounts server's own listener, if `door` is that listener."""
-        url = f"http://{door}/accounts/" if own is None else f"https://{door}/"
-        self.client = httpx.AsyncClient(base_url=url, verify=own or True)
+        self.client = (
+            DirectClient(door, "/accounts/")
+            if own is None
+            else httpx.AsyncClient(base_url=f"https://{door}/", verify=own)
+        )
 
     async def open(self, path: str, **query: str) -> httpx.Response:
         url = self.client.base_url.join(path)

@@ -10,6 +10,7 @@ from config.settings import Address
 from tests.broker.accounts.oauth_world import OAuthWorld, make_oauth_world
 from tests.factories import World
 from tests.protocols.http.accounts.browser import Browser, give_password
+from tests.protocols.http.direct_client import DirectClient
 
 
 @pytest.fixture
@@ -19,7 +20,7 @@ async def oauth(services: Services, world: World) -> OAuthWorld:
 
 @pytest.fixture
 async def accounts(door: Address, oauth: OAuthWorld) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=f"http://{door}/accounts") as client:
+    async with DirectClient(door, "/accounts") as client:
         yield client
 
 

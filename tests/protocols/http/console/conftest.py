@@ -11,6 +11,7 @@ from broker.services import Services
 from config.settings import Address
 from tests.factories import ADA, World
 from tests.protocols.http.accounts.browser import PASSWORD, give_password
+from tests.protocols.http.direct_client import DirectClient
 
 #: Fetches an access token, as a page does it.
 NewToken = Callable[[], Awaitable[str]]
@@ -19,7 +20,7 @@ NewToken = Callable[[], Awaitable[str]]
 @pytest.fixture
 async def browser(services: Services, door: Address, world: World) -> AsyncIterator[httpx.AsyncClient]:
     await give_password(services, await services.accounts.users.find(ADA))
-    async with httpx.AsyncClient(base_url=f"http://{door}") as client:
+    async with DirectClient(door, "") as client:
         yield client
 
 

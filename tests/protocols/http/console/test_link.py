@@ -12,13 +12,14 @@ from config.settings import Address
 from tests.broker.accounts.test_second_factors import enrolled
 from tests.factories import ADA, World
 from tests.fakes import FakeClock
+from tests.protocols.http.direct_client import DirectClient
 
 ADA_EMAIL = "ada@example.org"
 
 
 @pytest.fixture
 async def browser(door: Address, world: World) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=f"http://{door}")
+    return DirectClient(door, "")
 
 
 async def enter(browser: httpx.AsyncClient, code: str, method: str = "GET") -> httpx.Response:
@@ -34,7 +35,7 @@ async def test_a_link_signs_in_once(browser: httpx.AsyncClient, door: Address, s
         # Whoever has the session already is not sent away for opening the link again.
         again = await enter(browser, code)
         assert (again.status_code, again.headers["location"]) == (302, "/console")
-    async with httpx.AsyncClient(base_url=f"http://{door}") as other:
+    async with DirectClient(door, "") as other:
         refused = await enter(other, code)
         assert refused.status_code == 403
         assert "no longer valid" in refused.text

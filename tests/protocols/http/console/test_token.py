@@ -16,24 +16,25 @@ from broker.routing.events import EventSubscriber, FeedEvent
 from broker.secrets import token_hash
 from broker.services import Services
 from config.limits import CONSOLE_TOKEN_SECONDS, SESSION_SECONDS
-from config.settings import Limits, Settings
+from config.settings import Address, Limits, Settings
 from storage.records import TokenRecord
 from storage.transaction import Transaction
 from tests.factories import ADA, BOB, BOBS, HALL, KITCHEN, LIGHT_TYPE, World
 from tests.fakes import FakeClock
 from tests.protocols.http.conftest import bearer
 from tests.protocols.http.console.conftest import NewToken, proof_in
+from tests.protocols.http.direct_client import DirectClient
 from tests.protocols.http.test_conventions import error_of
 
 
 async def test_a_page_needs_a_session_and_its_own_proof(
-    browser: httpx.AsyncClient, page: httpx.Response, door: object
+    browser: httpx.AsyncClient, page: httpx.Response, door: Address
 ) -> None:
     for proof in (b"", b"0" * 64, b"\xff"):
         answer = await browser.post("/console/token", headers=[(b"X-Console", proof)] if proof else None)
         assert answer.status_code == 403
         assert "accessToken" not in answer.text
-    async with httpx.AsyncClient(base_url=f"http://{door}") as stranger:
+    async with DirectClient(door, "") as stranger:
         answer = await stranger.post("/console/token", headers={"X-Console": proof_in(page)})
         assert answer.status_code == 401
 
