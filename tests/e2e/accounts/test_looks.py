@@ -1,9 +1,10 @@
-"""Every page on a phone, a tablet and a desktop, with a light and a dark color scheme: no overflow, accessible.
+"""Every page on a phone, a tablet and a desktop, with a light or a dark color scheme: no overflow, accessible.
 
 Screenshots are stored in the folder that the environment variable SCREENSHOTS names.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Final
 
@@ -19,12 +20,10 @@ from tests.e2e.console.measures import measured
 
 # The rules of the Web Content Accessibility Guidelines, and the best practices of the authors of axe.
 RULES: Final = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
-#: The rules about colors. Nothing else differs in the dark, says tests/protocols/http/accounts/test_style.py.
-COLOR_RULES: Final = ["color-contrast", "link-in-text-block"]
 #: Of the rules that a page passes, their number is enough: axe describes no element of them.
 _FIND: Final = """
-const [type, values, done] = arguments;
-axe.run({runOnly: {type, values}, resultTypes: ["violations"]}).then(
+const [values, done] = arguments;
+axe.run({runOnly: {type: "tag", values}, resultTypes: ["violations"], preload: false}).then(
   ({passes, violations}) => done({
     passes: passes.length,
     findings: violations.flatMap(({id, nodes}) => nodes.map(({html}) => `${id}: ${html}`)),
@@ -257,46 +256,45 @@ _DATA: Final = ("/checkSession", "/tokenInfo", "/userinfo", "/jwks.json")
 NO_PAGES: Final = ("/logout", "/signout", "/external", "/external/callback", *_DATA)
 
 
+_EACH: Final = [page for pages in PAGES.values() for page in pages]
+
+
 @pytest.mark.parametrize(
-    "lead_to", [page for pages in PAGES.values() for page in pages], ids=lambda page: page.__name__
+    ("lead_to", "dark"), list(zip(_EACH, cycle([False, True]))), ids=lambda each: getattr(each, "__name__", "")
 )
 def test_a_page_has_no_overflow_and_no_findings_of_axe(
-    with_axe: None, person: Person, lead_to: Callable[[Person], None], screenshots: Path | None, node_folder: Path
-) -> None:
-    lead_to(person)
-    assert faults(person.browser, node_folder, lead_to.__name__, screenshots) == []
-
-
-def faults(
-    browser: Chromium,
-    node_folder: Path,
-    name: str,
+    with_axe: None,
+    person: Person,
+    lead_to: Callable[[Person], None],
+    dark: bool,
     screenshots: Path | None,
-    schemes: Sequence[bool] = (False, True),
-) -> list[str]:
-    """Those of the layout at each width, and those that axe finds, light and dark (`schemes`), on a phone.
+    node_folder: Path,
+) -> None:
+    """Light or dark: pages share their colors."""
+    lead_to(person)
+    assert faults(person.browser, node_folder, lead_to.__name__, screenshots, dark=dark) == []
 
-    The findings of axe do not depend on the size, and only colors differ in the dark
-    (tests/protocols/http/accounts/test_style.py).
+
+def faults(browser: Chromium, node_folder: Path, name: str, screenshots: Path | None, *, dark: bool) -> list[str]:
+    """Those of the layout at each width, and those that axe finds, light or dark, on a phone.
+
+    The findings of axe do not depend on the size.
     """
     wrong = measured(browser)
     if screenshots is not None:
-        for look, (size, dark) in LOOKS.items():
-            browser.show(size, dark=dark)
+        for look, (size, is_dark) in LOOKS.items():
+            browser.show(size, dark=is_dark)
             browser.screenshot(screenshots / f"{name}.{look}.png")
-    for number, dark in enumerate(schemes):
-        browser.show(PHONE, dark=dark)
-        found = findings(browser, node_folder, only_colors=number > 0)
-        wrong += [f"{'dark' if dark else 'light'}: {one}" for one in found]
+    browser.show(PHONE, dark=dark)
+    wrong += [f"{'dark' if dark else 'light'}: {one}" for one in findings(browser, node_folder)]
     return [f"{name}: {one}" for one in wrong]
 
 
-def findings(browser: Chromium, node_folder: Path, *, only_colors: bool) -> list[str]:
+def findings(browser: Chromium, node_folder: Path) -> list[str]:
     """The accessibility violations that axe finds, with their elements."""
     if not browser.run("return 'axe' in window"):
         browser.run(axe_script(node_folder))
-    looked_for = ("rule", COLOR_RULES) if only_colors else ("tag", RULES)
-    found = browser.run_async(_FIND, *looked_for)
+    found = browser.run_async(_FIND, RULES)
     assert "error" not in found, found["error"]
     assert found["passes"], "axe looked at nothing"
     findings: list[str] = found["findings"]
@@ -307,6 +305,4 @@ def test_axe_would_find_something(person: Person, site: Site, node_folder: Path)
     """axe finds too little contrast, also in a headless browser."""
     person.asked_by(WEB)
     person.browser.run("document.querySelector('button').style.color = 'rgb(90, 140, 210)'")
-    for only_colors in (False, True):
-        found = findings(person.browser, node_folder, only_colors=only_colors)
-        assert [finding.split(":")[0] for finding in found] == ["color-contrast"]
+    assert [finding.split(":")[0] for finding in findings(person.browser, node_folder)] == ["color-contrast"]

@@ -38,6 +38,7 @@ def test_pages_have_no_overflow_and_no_findings_of_axe(
         ada.sees(words, "#page")
         if words.startswith(("Not found", "no cloud")):
             ada.was_refused(404 if "found" in words else 409)
-        name, scheme = path.strip("/").replace("/", "_"), number % 2 == 1  # they share their colors
-        wrong += faults(ada.browser, node_folder, name, screenshots, [scheme])
+        name = path.strip("/").replace("/", "_")
+        # They share their colors.
+        wrong += faults(ada.browser, node_folder, name, screenshots, dark=number % 2 == 1)
     assert wrong == [], "\n".join(wrong)

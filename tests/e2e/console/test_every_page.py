@@ -1,5 +1,5 @@
-"""Every page of the console, of developers and of operators, opened with much to show, at three widths, or at one of
-them (tests/properties.py); in German or French, too, where longer words must fit.
+"""Every page of the console, of developers and of operators, opened with much to show: in English, and in German or
+French, where longer words must fit, at three widths.
 
 No word is broken, nothing is cut off, touches its neighbour or has to be scrolled sideways, buttons of a row stay in
 one line, no page is endless, axe finds nothing, and everything is said in the language of the browser.
@@ -77,7 +77,7 @@ VISITS: Final[Mapping[str, Mapping[str, str]]] = {
 }
 #: The page after a sign-in in a window of its own closes it.
 _TRANSLATED: Final = [one for one in VISITS if one != "/console/signed-in"]
-#: Each page is measured in one of them: German has the longest words, French the longest sentences.
+#: Each page is read in one of them: German has the longest words, French the longest sentences.
 _LANGUAGE_OF: Final = dict(zip(_TRANSLATED, cycle(["de", "fr", "de"])))
 #: Names in the data that are also texts: of a person, of a firmware image, of fields.
 _DATA: Final = frozenset({"Developer", "Application", "Of", "text"})
@@ -166,50 +166,53 @@ _LOOKS: Final = dict(zip(VISITS, cycle(LOOKS.values())))
 def test_a_page_full_of_content_fits(
     with_axe: None, person: User, full: Content, route: str, screenshots: Path | None, node_folder: Path
 ) -> None:
+    """The page itself is measured at one width in English and at all of them in a language with longer words."""
     wrong = []
     for path, words in VISITS[route].items():
         person.browser.show(DESKTOP, dark=False)
-        opened = path.format_map(full.ids)
-        person.browser.open(person.origin + opened)
+        person.browser.open(person.origin + path.format_map(full.ids))
         what, _, where = words.partition("#")
         person.sees(what, f"#{where}" if where else "#content")
         person.sees_all()
-        wrong += [f"{path}: {one}" for one in measured(person.browser, widths=WIDTHS if IS_CI else [_LOOKS[route][0]])]
+        is_translated = route in _LANGUAGE_OF and path == next(iter(VISITS[route]))
+        widths = [_LOOKS[route][0]] if is_translated or not IS_CI else WIDTHS
+        wrong += [f"{path}: {one}" for one in measured(person.browser, widths=widths)]
         if screenshots is not None:
-            name = path.strip("/").replace("/", "_")
-            for look, (size, dark) in LOOKS.items():
-                person.browser.show(size, dark=dark)
-                person.browser.screenshot(screenshots / f"full_{name}.{look}.png")
+            take(person.browser, screenshots, "full", path, LOOKS)
         size, dark = _LOOKS[route]
         person.browser.show(size, dark=dark)
-        found = findings(person.browser, node_folder, only_colors=False)
+        found = findings(person.browser, node_folder)
         wrong += [f"{path}: at {size[0]} px, {'dark' if dark else 'light'}, {one}" for one in found]
+    if route in _LANGUAGE_OF:
+        for language in ["de", "fr"] if screenshots is not None else [_LANGUAGE_OF[route]]:
+            wrong += faults_in(language, person, full, route, screenshots)
     wrong += refusals(person)
     assert wrong == [], "\n".join(wrong)
 
 
-@pytest.mark.parametrize("route", _TRANSLATED)
-def test_a_page_is_in_the_language_of_the_browser_and_fits(
-    person: User, full: Content, route: str, screenshots: Path | None
+def faults_in(language: str, person: User, full: Content, route: str, screenshots: Path | None) -> list[str]:
+    """What is in English, and what does not fit at one of the widths."""
+    person.browser.tell("Network.setExtraHTTPHeaders", headers={"Accept-Language": f"{language}-CH, en;q=0.5"})
+    path = next(iter(VISITS[route]))
+    person.browser.show(DESKTOP, dark=False)
+    person.browser.open(person.origin + path.format_map(full.ids))
+    person.sees_all()
+    assert person.browser.run("return document.documentElement.lang") == language
+    english = {key for key, forms in TEXTS.items() if forms[language] != key}
+    seen = english.intersection(person.browser.run(_SHOWN))
+    if route == "/operator":  # statistics have the names of `trunkline statistics`
+        seen = {one for one in seen if not re.fullmatch("[a-z ]+", one)}
+    wrong = [f"{language}: {path}: English: {one}" for one in sorted(seen - _DATA)]
+    wrong += [f"{language}: {path}: {one}" for one in measured(person.browser)]
+    if screenshots is not None:
+        take(person.browser, screenshots, language, path, {str(size[0]): (size, False) for size in WIDTHS})
+    return wrong
+
+
+def take(
+    browser: Chromium, folder: Path, kind: str, path: str, looks: Mapping[str, tuple[tuple[int, int], bool]]
 ) -> None:
-    wrong = []
-    languages = ["de", "fr"] if screenshots is not None else [_LANGUAGE_OF[route]]
-    for language in languages:
-        person.browser.tell("Network.setExtraHTTPHeaders", headers={"Accept-Language": f"{language}-CH, en;q=0.5"})
-        path = next(iter(VISITS[route]))
-        person.browser.show(DESKTOP, dark=False)
-        person.browser.open(person.origin + path.format_map(full.ids))
-        person.sees_all()
-        assert person.browser.run("return document.documentElement.lang") == language
-        english = {key for key, forms in TEXTS.items() if forms[language] != key}
-        seen = english.intersection(person.browser.run(_SHOWN))
-        if route == "/operator":  # statistics have the names of `trunkline statistics`
-            seen = {one for one in seen if not re.fullmatch("[a-z ]+", one)}
-        wrong += [f"{language}: {path}: English: {one}" for one in sorted(seen - _DATA)]
-        wrong += [f"{language}: {path}: {one}" for one in measured(person.browser)]
-        if screenshots is not None:
-            name = path.strip("/").replace("/", "_")
-            for size in WIDTHS:
-                person.browser.show(size, dark=False)
-                person.browser.screenshot(screenshots / f"{language}_{name}.{size[0]}.png")
-    assert wrong == [], "\n".join(wrong)
+    """Pictures of the page."""
+    for look, (size, dark) in looks.items():
+        browser.show(size, dark=dark)
+        browser.screenshot(folder / f"{kind}_{path.strip('/').replace('/', '_')}.{look}.png")

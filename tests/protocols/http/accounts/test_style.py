@@ -9,7 +9,7 @@ STATIC = sorted(Path(protocols.http.__file__).parent.glob("*/static/*"))
 
 
 def test_in_the_dark_colors_alone_differ() -> None:
-    """Tests with axe look in the dark at colors alone."""
+    """Tests with axe look at a page in the light or in the dark."""
     texts = {path.name: path.read_text(encoding="utf-8") for path in STATIC}
     asking = {name: text for name, text in texts.items() if "color-scheme:" in text}
     assert asking.keys() == {"style.css", "chart.js"}  # the chart is one picture, which is redrawn
