@@ -131,9 +131,10 @@ class Server:
         #: Variables of its processes, beside those of this one.
         self.environment: dict[str, str] = {}
 
-    def make(self, *settings: str) -> None:
+    def make(self, *settings: str, like: Path | None = None) -> None:
+        """`like`: data of a server that does not run; None: empty ones."""
         _give_to_server(self.folder)
-        subprocess.run(["cp", "-a", self._initial(), self.data], check=True, **as_server())
+        subprocess.run(["cp", "-a", like or self._initial(), self.data], check=True, **as_server())
         with (self.data / "postgresql.conf").open("a", encoding="utf-8") as file:
             for setting in (*_SETTINGS, *settings, f"unix_socket_directories={self.folder}"):
                 name, _, value = setting.partition("=")

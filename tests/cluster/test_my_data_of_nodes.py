@@ -18,7 +18,7 @@ from tests.e2e.test_my_data_kills import check_counts, stored_of
 
 pytestmark = pytest.mark.processes
 
-_LINES = 2_000
+_LINES = 1_300  # more than two turns of an import
 _STEP_MS = 20_000
 _START_MS = 1_500_000_000_000 - 1_500_000_000_000 % 86_400_000
 _TIMES = range(_START_MS, _START_MS + _LINES * _STEP_MS, _STEP_MS)

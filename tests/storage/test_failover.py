@@ -17,7 +17,7 @@ from storage.engines.postgresql import PostgresqlEngine
 from storage.engines.postgresql_target import Target
 from storage.keys import Position
 from storage.sql import StoreError, StoreForkedError, StoreUnreachableError
-from tests.postgresql import Server, server
+from tests.postgresql import Server, made_once, server
 from tests.storage.test_postgresql import append, count, opened, stored
 
 pytestmark = pytest.mark.processes
@@ -26,15 +26,25 @@ _PATIENCE: Final = 30.0
 _SYNCHRONOUS: Final = "1 (standby)"
 
 
+def _with_store(folder: Path) -> None:
+    folder.mkdir()
+    made = Server(folder)
+    made.make()
+    made.start()
+    made.administration.execute("CREATE DATABASE store TEMPLATE template0")
+    PostgresqlEngine(made.target("store")).migrate()
+    made.stop()
+
+
 class Pair:
     """A server, and one that copies from it."""
 
     def __init__(self, folder: Path) -> None:
         self.first = Server(folder / "first")
         self.first.folder.mkdir()
-        self.first.make("cluster_name=first", "wal_keep_size=64MB")
+        data = made_once("with-store", _with_store) / "data"
+        self.first.make("cluster_name=first", "wal_keep_size=64MB", like=data)
         self.first.start()
-        self.first.administration.execute("CREATE DATABASE store TEMPLATE template0")
         self.second = self.first.standby(folder / "second")
         with (self.second.data / "postgresql.conf").open("a", encoding="ascii") as file:
             file.write("cluster_name = 'standby'\n")  # its name as it asks for the log
