@@ -18,7 +18,7 @@ def test_everything_at_once_is_answered_stored_and_explained(tmp_path: Path) -> 
         "-m",
         "tests.soak",
         "--seconds",
-        "12",
+        "7",
         "--often",
         "0.6",
         "--every",

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain, count
 from pathlib import Path
 
 import pytest
@@ -115,12 +116,15 @@ def test_after_a_kill_at_any_step_every_secret_opens_and_a_second_run_finishes(s
         ended, all_ = killed(1_000_000)
         assert ended == 0
         assert all_ > 3 * len(SEALED_COLUMNS)  # at least: begin, read, commit of each column
-        for number in (*range(_EACH), *range(_EACH, all_ - _EACH, _SOME), *range(all_ - _EACH, all_)):
-            assert killed(number) == [signal.SIGKILL, number]
+        for number in chain(range(_EACH), range(_EACH, all_ - _EACH, _SOME), count(all_ - _EACH)):
+            signalled, _ = killed(number)
+            assert signalled in {0, signal.SIGKILL}
             states.add(len(keys_of(settings.state_dir)))
             assert all_opened(settings) == before, f"after a kill before operation {number}"
             rotate_key(settings)
             assert len(keys_of(settings.state_dir)) == 1
+            if signalled == 0:
+                break
     assert all_opened(settings) == before
     assert states == {1, 2}
 
