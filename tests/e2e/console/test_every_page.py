@@ -101,7 +101,9 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Content]:
 
 @pytest.fixture
 def person(chromium: Chromium, full: Content) -> Iterator[User]:
-    yield full.user(chromium)
+    # The page after a sign-in in a window of its own closes it soon, and would complain that it may not close this one.
+    with chromium.bringing("window.close = () => {};"):
+        yield full.user(chromium)
     chromium.tell("Network.setExtraHTTPHeaders", headers={})
 
 
