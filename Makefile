@@ -87,8 +87,9 @@ test:
 # for files, the tests' files are there.
 FOLDER_OF_TESTS = $$(free=$$(df -k --output=avail /dev/shm 2>/dev/null | tail -n 1); \
   [ "$${free:-0}" -gt 8388608 ] && root=/dev/shm || root=$${TMPDIR:-/tmp}; mktemp -d "$$root/trunkline-tests.XXXXXX")
+# A run that did not come to its end (any status but 1) leaves nothing to `make again`.
 pytest_in_memory = folder=$(FOLDER_OF_TESTS); if TMPDIR=$$folder $(PYTEST) $(1); then rm -rf "$$folder" || true; \
-  else echo "the files of the tests that failed: $$folder"; exit 1; fi
+  else [ $$? = 1 ] || rm -f $(CACHE)/v/cache/lastfailed; echo "the files of the tests that failed: $$folder"; exit 1; fi
 
 # Two workers more than processors: tests with other programs often wait.
 tests: $(VENV)/.installed-test

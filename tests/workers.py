@@ -110,7 +110,10 @@ class _Workers:
 
     def _show(self, worker: _Worker, report: Any) -> None:
         # Without it pytest's terminal writes the name of the file before each dot.
-        report.node = SimpleNamespace(gateway=SimpleNamespace(id=worker.process))
+        about = {"id": worker.process, "sysplatform": sys.platform, "version_info": sys.version_info}
+        report.node = SimpleNamespace(
+            gateway=SimpleNamespace(id=worker.process), workerinfo={**about, "executable": sys.executable}
+        )
         self._session.config.hook.pytest_runtest_logreport(report=report)
         del report.node
 
