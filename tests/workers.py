@@ -72,6 +72,7 @@ class _Workers:
                     raise self._session.Interrupted(self._session.shouldstop)
         finally:
             for worker in self._running:  # each ends its fixtures
+                worker.connection.close()  # a test may take the signal for its own
                 os.kill(worker.process, signal.SIGINT)
             for worker in self._running:
                 os.waitpid(worker.process, 0)
@@ -82,7 +83,8 @@ class _Workers:
         sys.stderr.flush()
         process = os.fork()
         if process == 0:
-            ours.close()
+            for one in (ours, *(worker.connection for worker in self._running)):
+                one.close()
             _work(self._session, theirs)
         theirs.close()
         return _Worker(process, ours, os.pidfd_open(process))
@@ -150,8 +152,8 @@ def _work(session: pytest.Session, connection: Connection) -> Never:
         finally:
             plugins.getplugin("runner").pytest_sessionfinish(session)
         status = 0
-    except KeyboardInterrupt:
-        pass
+    except (KeyboardInterrupt, EOFError, BrokenPipeError, ConnectionResetError):
+        pass  # the run is over
     finally:
         os._exit(status)
 
