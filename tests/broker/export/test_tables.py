@@ -138,7 +138,14 @@ async def test_values_of_another_class_are_in_the_last_column(services: Services
     assert columns[0].fitting(2**53 + 1) is columns[0].fitting("3") is columns[0].fitting(True)
 
 
+@pytest.fixture
+def tried_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In exports of services that are opened later."""
+    monkeypatch.setattr(exports, "_STORE_SECONDS", 0.0)
+
+
 async def test_an_export_continues_behind_its_last_step(
+    tried_again_at_once: None,
     services: Services,
     ada: Caller,
     kitchen: Device,
@@ -169,7 +176,6 @@ async def tables_after_failure(
 
     with monkeypatch.context() as patch:
         patch.setattr(exports, "_put_step", put)
-        patch.setattr(exports, "_STORE_SECONDS", 0.0)
         return await tables(services, ada, format=format_, uids=ADA, start_ms=0)
 
 
