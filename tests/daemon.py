@@ -175,7 +175,7 @@ def _provisioned(devices: int) -> Path:
     if ENGINE == "sqlite":
         return made_once(f"provisioned-{devices}", partial(_provision, devices))
     # Each process knows its own databases by their state directories.
-    folder = Path(_FOLDER.name) / str(devices)
+    folder = Path(_FOLDER.name) / f"{os.getpid()}-{devices}"
     _provision(devices, folder)
     return folder
 
