@@ -8,7 +8,6 @@ package `homeassistant`. The other way round, the service takes over what a clie
 import json
 import queue
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +25,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from tests.daemon import ADA, ADA_EMAIL, USER_TOKEN, Daemon, bearer, command_output, device_id, device_token
 from tests.e2e.coap_programs import run_program
 from tests.e2e.test_mosquitto import listening
+from tests.free_port import free_port
 from tests.programs import require_program
 
 SENSORS = 40
@@ -284,9 +284,7 @@ WEATHER = {
 def test_a_weather_station_of_ecowitt2mqtt_is_taken_over(daemon: Daemon) -> None:
     """ecowitt2mqtt has an environment of its own: its requirements are not those of the service."""
     program = require_program("ecowitt2mqtt")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        listen = free.getsockname()[1]
+    listen = free_port()
     broker = ["-b", "127.0.0.1", "--mqtt-port", str(daemon.port("mqtt"))]
     who = ["-u", device_id(HOME), "-p", device_token(HOME)]
     units = ["--output-unit-system", "metric", "--port", str(listen), "--hass-discovery"]
