@@ -56,7 +56,6 @@ class _Workers:
         self._files = files
         self._places = {item.nodeid: number for number, item in enumerate(session.items)}
         self._running: list[_Worker] = []
-        self._numbers = 0
 
     def run(self, number: int) -> None:
         try:
