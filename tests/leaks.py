@@ -27,6 +27,7 @@ _PATTERNS: Final = {
     "whsec_": re.compile(r"\bwhsec_[A-Za-z0-9+/]{30,}=?"),
     "xox": re.compile(r"\bxox[abprs]-[A-Za-z0-9-]{10,}"),
     "eyJ": re.compile(r"\beyJ[A-Za-z0-9_-]{20,}\.eyJ[A-Za-z0-9_-]{20,}\.[A-Za-z0-9_-]{20,}"),
+    "$argon2": re.compile(r"\$argon2id?\$v=\d+\$\S+"),
     "otpauth:": re.compile(r"\botpauth://\S+secret=[A-Z2-7]{16,}"),
 }
 #: A token of Trunkline as HTTP, a query or JSON has it.
@@ -63,6 +64,8 @@ class KnownSecrets:
     def add(self, secret: str) -> None:
         if len(secret) < _LEAST or secret in self._words or secret in self._phrases or _PUBLIC.fullmatch(secret):
             return
+        if secret.startswith("$argon2"):
+            return  # known by its form; a run makes thousands
         if _HEX.fullmatch(secret) and len(set(secret)) < _DIGITS_LEAST:
             return
         if _WORDS.fullmatch(secret):

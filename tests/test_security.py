@@ -13,8 +13,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+from argon2.profiles import CHEAPEST
 from packaging.requirements import Requirement
 
+from broker.secrets import Passwords
 from tests.daemon import Daemon, bearer
 from tests.leaks import KNOWN, KnownSecrets, secrets_by_form, taken
 from tests.test_reference import tracked_files
@@ -140,13 +142,15 @@ def test_a_secret_in_the_tree_would_be_found() -> None:
 def test_a_known_secret_is_found_in_what_is_logged() -> None:
     known = KnownSecrets()
     token, password = secrets.token_hex(16), f"a long {secrets.token_hex(4)} password"
-    for secret in (token, password, "ada@example.org", "short"):
+    stored = Passwords(CHEAPEST).hash(password)
+    for secret in (token, password, stored, "ada@example.org", "short"):
         known.add(secret)
     digest = hashlib.sha256(token.encode()).hexdigest()
     for text, number in (
         (f'{{"event": "refused", "token": "x{token}"}}', 1),
         (f"key={digest}", 1),
         (f"sign-in with {password} refused", 1),
+        (f"{stored} is not the hash of it", 1),
         (f"GET /x Authorization: Bearer {'5' * 32}", 1),
         ("ada@example.org was short", 0),
     ):
