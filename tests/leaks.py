@@ -27,7 +27,7 @@ _PATTERNS: Final = {
     "whsec_": re.compile(r"\bwhsec_[A-Za-z0-9+/]{30,}=?"),
     "xox": re.compile(r"\bxox[abprs]-[A-Za-z0-9-]{10,}"),
     "eyJ": re.compile(r"\beyJ[A-Za-z0-9_-]{20,}\.eyJ[A-Za-z0-9_-]{20,}\.[A-Za-z0-9_-]{20,}"),
-    "$argon2": re.compile(r"\$argon2id?\$v=\d+\$\S+"),
+    "$argon2": re.compile(r"\$argon2id?\$v=\d+\$[\w=,]+\$[\w+/]+\$[\w+/]+"),
     "otpauth:": re.compile(r"\botpauth://\S+secret=[A-Z2-7]{16,}"),
 }
 #: A token of Trunkline as HTTP, a query or JSON has it.
