@@ -3,9 +3,10 @@
 import pytest
 
 from broker.numbers import number_out_of_range
+from tests.rows import each_row
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "path"),
     [
         ("9223372036854775807", None),

@@ -285,7 +285,7 @@ CHANGES: Sequence[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("table", "change"), CHANGES)
+@each_row(("table", "change"), CHANGES)
 async def test_change_is_applied_once_and_touches_nothing_else(
     services: Services, table: str, change: dict[str, Any]
 ) -> None:
@@ -413,7 +413,7 @@ async def test_error_in_the_last_entry_undoes_all_of_them(services: Services) ->
     assert await everything(services) == before
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("email", "names"),
     [
         ("ada@example.org", ["ada01", "ada02", "ada03"]),

@@ -21,6 +21,7 @@ from tests.broker.accounts.oauth_world import (
 )
 from tests.broker.accounts.test_oauth_authorize import asks
 from tests.factories import KITCHEN, LIGHT_TYPE
+from tests.rows import each_row
 
 Requests = list[dict[str, object]]
 
@@ -67,7 +68,7 @@ async def test_the_screen_comes_again_only_for_more_than_was_agreed(
     assert (screen is not None) is needs_screen
 
 
-@pytest.mark.parametrize("permissions", [[], [asks(LIGHT_TYPE, "READ")], [asks(THEIR_TYPE, "READ")]])
+@each_row("permissions", [[], [asks(LIGHT_TYPE, "READ")], [asks(THEIR_TYPE, "READ")]])
 async def test_prompt_consent_always_shows_the_screen(oauth: OAuthWorld, permissions: Requests) -> None:
     await oauth.ask_for(WEB, permissions)
     await oauth.code(WEB)
@@ -79,7 +80,7 @@ async def test_prompt_consent_always_shows_the_screen(oauth: OAuthWorld, permiss
     assert isinstance(await authorize.allow(asked, oauth.ada.key, agreed=screen), Redirect)
 
 
-@pytest.mark.parametrize("application", [WEB, MOBILE, PAGE, TV])
+@each_row("application", [WEB, MOBILE, PAGE, TV])
 async def test_a_sign_in_without_a_screen_grants_the_types_of_the_own_organization_alone(
     oauth: OAuthWorld, application: str
 ) -> None:
@@ -92,7 +93,7 @@ async def test_a_sign_in_without_a_screen_grants_the_types_of_the_own_organizati
         assert [reach.allows_type(oauth.ada.key, one, permission) for one in types] == [True, False]
 
 
-@pytest.mark.parametrize("application", [WEB, MOBILE, PAGE, TV])
+@each_row("application", [WEB, MOBILE, PAGE, TV])
 async def test_revoking_an_application_ends_its_tokens_and_its_grants(oauth: OAuthWorld, application: str) -> None:
     tokens, server = oauth.services.accounts.tokens, await application_of(oauth.services, application)
     answer = await oauth.user_tokens(application)

@@ -100,7 +100,7 @@ async def refresh(oauth: OAuthWorld, application: str, tokens: dict[str, str]) -
     return granted(await oauth.token(**proof, grant_type="refresh_token", refresh_token=tokens["refresh_token"]))
 
 
-@pytest.mark.parametrize("application", [WEB, MOBILE, TV, PAGE])
+@each_row("application", [WEB, MOBILE, TV, PAGE])
 async def test_every_user_token_can_be_refreshed_again_and_again(oauth: OAuthWorld, application: str) -> None:
     tokens = await oauth.user_tokens(application)
     seen = {tokens["access_token"], tokens["refresh_token"]}
@@ -112,7 +112,7 @@ async def test_every_user_token_can_be_refreshed_again_and_again(oauth: OAuthWor
         assert (await oauth.services.accounts.tokens.caller(tokens["access_token"])).user_id == oauth.ada.id
 
 
-@pytest.mark.parametrize("how", ["header", "parameter", "both"])
+@each_row("how", ["header", "parameter", "both"])
 async def test_an_implicit_token_is_refreshed_by_the_old_one(
     oauth: OAuthWorld, fake_clock: FakeClock, how: str
 ) -> None:
@@ -125,8 +125,8 @@ async def test_an_implicit_token_is_refreshed_by_the_old_one(
     assert granted(await oauth.token(authorization, **form))["token_type"] == "bearer"
 
 
-@pytest.mark.parametrize("grant_type", ["device_code", "urn:ietf:params:oauth:grant-type:device_code"])
-@pytest.mark.parametrize("name", ["code", "device_code"])
+@each_row("grant_type", ["device_code", "urn:ietf:params:oauth:grant-type:device_code"])
+@each_row("name", ["code", "device_code"])
 async def test_an_approved_device_code_makes_a_user_token(oauth: OAuthWorld, grant_type: str, name: str) -> None:
     form = {"grant_type": grant_type, "client_id": TV, name: await oauth.approved_device_code()}
     body = granted(await oauth.token(**form))
@@ -137,7 +137,7 @@ async def test_an_approved_device_code_makes_a_user_token(oauth: OAuthWorld, gra
 # Client authentication
 
 
-@pytest.mark.parametrize(
+@each_row(
     "header",
     [
         basic(SERVER),
@@ -280,7 +280,7 @@ async def test_a_code_lives_for_a_minute(oauth: OAuthWorld, fake_clock: FakeCloc
     assert refused(answer) == (400, "invalid_grant")
 
 
-@pytest.mark.parametrize("later_ms", [0, 120_000, 10 * DAYS])
+@each_row("later_ms", [0, 120_000, 10 * DAYS])
 async def test_a_replayed_code_revokes_what_it_led_to(oauth: OAuthWorld, fake_clock: FakeClock, later_ms: int) -> None:
     code = await oauth.code()
     first = granted(await oauth.token(basic(WEB), grant_type="authorization_code", code=code))
@@ -444,7 +444,7 @@ async def test_a_token_can_be_refreshed_until_14_days_after_its_expiry(
     assert refused(answer) == (400, "invalid_grant")
 
 
-@pytest.mark.parametrize("application", [WEB, MOBILE, TV, PAGE])
+@each_row("application", [WEB, MOBILE, TV, PAGE])
 async def test_a_replayed_refresh_token_ends_the_whole_family(
     oauth: OAuthWorld, fake_clock: FakeClock, application: str
 ) -> None:
@@ -462,7 +462,7 @@ async def test_a_replayed_refresh_token_ends_the_whole_family(
     assert await is_valid(oauth, bystander["access_token"])
 
 
-@pytest.mark.parametrize("application", [WEB, MOBILE, TV, PAGE])
+@each_row("application", [WEB, MOBILE, TV, PAGE])
 async def test_a_refresh_whose_answer_was_lost_gets_the_same_tokens_again(
     oauth: OAuthWorld, fake_clock: FakeClock, application: str
 ) -> None:

@@ -57,7 +57,7 @@ async def claims_of(oauth: OAuthWorld, token: str) -> dict[str, Any]:
     return dict(jwt.decode(token, known, algorithms=["RS256"]).claims)
 
 
-@pytest.mark.parametrize("application", [WEB, MOBILE])
+@each_row("application", [WEB, MOBILE])
 async def test_an_id_token_says_who_has_signed_in(oauth: OAuthWorld, application: str) -> None:
     answer = await signed_in(oauth, application, scope="email openid profile more", nonce="n-1")
     assert answer["scope"] == "openid profile email"

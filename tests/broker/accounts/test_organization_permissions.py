@@ -9,6 +9,7 @@ from broker.services import Services
 from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, OrganizationKey, UserKey
 from storage.records import DeviceTypeRecord, GrantRecord
 from tests.factories import ACME, ADA_TOKEN, APPLICATION_TOKEN, BOB_TOKEN, DASHBOARD, KITCHEN_TOKEN, World, make_device
+from tests.rows import each_row
 
 OURS, THEIRS = OrganizationKey(1), OrganizationKey(2)
 DEVELOPERS = frozenset({Role.ADMINISTRATOR, Role.DEVELOPER})
@@ -46,7 +47,7 @@ def test_applications_of_others_reach_types_that_are_not_protected() -> None:
     ).allows(make_device(organization=THEIRS), Permission.READ)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("role", "administers", "develops"),
     [
         (Role.ADMINISTRATOR, True, True),

@@ -50,7 +50,7 @@ async def test_a_user_token_stands_for_its_user_and_application(services: Servic
 
 
 @pytest.mark.sqlite("only SQLite takes a row that refers to nobody until the commit")
-@pytest.mark.parametrize("family", [None, 1])
+@each_row("family", [None, 1])
 async def test_a_token_whose_user_is_gone_is_nobodys(services: Services, world: World, family: int | None) -> None:
     """An application's own token reaches what every user granted, so a user's token must never become one."""
 

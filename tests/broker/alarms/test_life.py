@@ -21,6 +21,7 @@ from tests.broker.rules.home import Home, body, when
 from tests.builders import ServicesOpener
 from tests.factories import ADA, HALL, KITCHEN, LIGHT_TYPE, NOW_MS, World, build_world
 from tests.fakes import FakeClock
+from tests.rows import each_row
 
 ALARM: dict[str, Any] = {"severity": "critical", "text": "It is dark"}
 DARK = when("intensity", "<", 10)
@@ -235,7 +236,7 @@ async def test_old_alarms_are_deleted(home: Home, fake_clock: FakeClock) -> None
     assert await home.services.core.database.write(lambda tx: tx.alarms.trim(alarm.owner, keep=0, limit=10)) == 0
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("alarm", "field", "text"),
     [
         ({"severity": "loud"}, "severity", "Invalid value"),

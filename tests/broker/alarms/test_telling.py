@@ -25,6 +25,7 @@ from tests.broker.rules.home import Home, when
 from tests.builders import ServicesOpener
 from tests.factories import ADA, BOBS, LIGHT_TYPE, NOW_MS, build_world
 from tests.fakes import FakeClock
+from tests.rows import each_row
 
 NTFY: Final = Ntfy("https://ntfy.example.org/topic", "tk_secret")
 _MINUTE_MS: Final = 60_000
@@ -321,7 +322,7 @@ async def test_a_notice_is_tried_again_and_given_up(world: World) -> None:
     assert world.told == ["It is dark"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("telling", "field_"),
     [
         (Telling(ntfy=Ntfy("ftp://ntfy.sh/topic")), "ntfy.url"),

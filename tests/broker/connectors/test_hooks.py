@@ -273,7 +273,7 @@ def test_an_installed_plug_in_cannot_replace_generic() -> None:
 
 
 @pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize(
+@each_row(
     ("name", "problem"),
     [
         ("unknown", "no plug-in 'unknown' is installed"),

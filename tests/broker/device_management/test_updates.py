@@ -14,6 +14,7 @@ from config.settings import Address
 from tests.broker.device_management.devices import VERSION, FakeSession, Fleet, mock_time, register, settle
 from tests.builders import ServicesOpener
 from tests.factories import build_world
+from tests.rows import each_row
 
 ADDRESS = "http://localhost/v1.1/updates/urls/"
 
@@ -127,7 +128,7 @@ async def test_a_result_after_the_installation_fails_too(fleet: Fleet, autojump_
     assert (await fleet.steps(task))[-1] == "FAILED UPDATE_RESULT_8"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("path", "code", "error"),
     [
         (STATE, "4.04", "PROPERTY_NOT_FOUND"),

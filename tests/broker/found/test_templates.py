@@ -88,7 +88,7 @@ def test_what_is_refused(source: str, reason: str) -> None:
         Template(source)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "source",
     [
         "{% set x = value %}" + "{% set x = x ~ x %}" * 20 + "{{ x }}",

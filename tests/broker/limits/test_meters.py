@@ -25,6 +25,7 @@ from storage.sql import StoreError
 from tests.factories import NOW_MS
 from tests.fakes import BreakableEngine, FakeClock, new_refusals, on_loop
 from tests.properties import examples
+from tests.rows import each_row
 from tests.stores import MigratedEngine
 
 DAY_MS = 86_400_000
@@ -81,7 +82,7 @@ def calls_let_through(meter: Meter, tries: int) -> int:
 
 
 # The table of the reference 21.1.
-@pytest.mark.parametrize(
+@each_row(
     ("channel", "caller", "minute", "day"),
     [
         (Channel.REST, USER, 100, 1_000),

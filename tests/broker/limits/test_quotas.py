@@ -116,7 +116,7 @@ async def test_an_empty_payload_counts_as_well(services: Services, kitchen: Devi
     assert used(services, kitchen) == 1
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("refused", "payload", "ts"),
     [
         (BadRequest, b"{", None),

@@ -57,7 +57,7 @@ def test_any_grouping_merged_in_any_order_gives_what_numpy_gives(
     assert_agrees(merged, values)
 
 
-@pytest.mark.parametrize("offset", [1e9, 1e12, 2**53, 2**62])
+@each_row("offset", [1e9, 1e12, 2**53, 2**62])
 def test_a_million_numbers_far_from_zero_in_minutes_of_sixty(offset: Number) -> None:
     noise = np.random.default_rng(1).integers(0, 1000, 100_020)
     values: list[Number] = [offset + int(one) * (1 if isinstance(offset, int) else 0.001) for one in noise]

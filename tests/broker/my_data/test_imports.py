@@ -27,6 +27,7 @@ from storage.message_searches import Range
 from tests.broker.export.test_exports import ada, hall, kitchen
 from tests.broker.export.test_tables import fill, tables
 from tests.factories import ADA, BOBS, HALL, KITCHEN, NOW_MS, World
+from tests.rows import each_row
 from tests.stored_files import stored_files
 
 __all__ = ["ada", "hall", "kitchen"]
@@ -132,7 +133,7 @@ async def test_wrong_lines_are_named_and_the_others_are_taken(
     ]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("content", "finding"),
     [
         ("", "body"),

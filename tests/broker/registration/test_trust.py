@@ -34,7 +34,7 @@ def believed(authority: Authority, issued: Issued) -> None:
     Authorities([authority.own.der]).check(issued.shown, NOW)
 
 
-@pytest.mark.parametrize("kind", ["ec", "rsa"])
+@each_row("kind", ["ec", "rsa"])
 def test_the_signature_of_the_authority_suffices(authority: Authority, kind: Kind) -> None:
     believed(authority, authority.issue(kind=kind))
 

@@ -85,7 +85,7 @@ async def test_when_nothing_remained_the_answer_says_so_once_a_second(peer: Peer
             assert said["warnings"] == [{"field": "data", "message": text}]
 
 
-@pytest.mark.parametrize("format_", [TEXT, OCTETS])
+@each_row("format_", [TEXT, OCTETS])
 async def test_a_simple_manifest_takes_no_bare_payload(peer: Peer, format_: int) -> None:
     assert error(await posted(peer, b'{"data":{"state":true}}', format_)) == ("4.15", "Unsupported Content-Format")
 
@@ -97,6 +97,6 @@ async def test_data_given_as_a_string_is_parsed(services: Services, peer: Peer) 
     assert found[0].data == '{"state":true}'
 
 
-@pytest.mark.parametrize("body", [b'{"data":"\\ud800"}', b'{"data":"text"}'])
+@each_row("body", [b'{"data":"\\ud800"}', b'{"data":"text"}'])
 async def test_a_string_that_is_not_valid_data_is_refused(peer: Peer, body: bytes) -> None:
     assert error(await posted(peer, body, JSON)) == ("4.00", "Bad Request")

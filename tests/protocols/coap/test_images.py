@@ -24,6 +24,7 @@ from tests.factories import HALL
 from tests.protocols.coap.conftest import Time
 from tests.protocols.coap.firmware import Offered, content_of, offer
 from tests.protocols.coap.peers import Peer, option
+from tests.rows import each_row
 
 SIZE = 150_000
 LARGEST = 6
@@ -83,7 +84,7 @@ async def test_an_image_comes_in_blocks(offered: Offered, peer: Peer, services: 
     assert services.device_management.downloads.fetched(entry) == SIZE
 
 
-@pytest.mark.parametrize("exponent", [0, 2, 5])
+@each_row("exponent", [0, 2, 5])
 async def test_blocks_of_the_size_that_the_device_takes(offered: Offered, peer: Peer, exponent: int) -> None:
     kept = await fetch(peer, offered.path, exponent=exponent, blocks=5)
     assert kept == offered.content[: 5 * (16 << exponent)]
@@ -142,7 +143,7 @@ async def test_the_address_of_a_connection_of_the_device_is_not_asked_to_prove_i
         assert option(answer, Option.ECHO)
 
 
-@pytest.mark.parametrize(("comes_from", "is_trusted"), [("192.0.2.1", True), ("192.0.2.2", False)])
+@each_row(("comes_from", "is_trusted"), [("192.0.2.1", True), ("192.0.2.2", False)])
 async def test_an_address_that_was_proved_is_known_after_a_restart(
     offered: Offered, peer: Peer, services: Services, comes_from: str, is_trusted: bool
 ) -> None:

@@ -31,6 +31,7 @@ from protocols.coap.messages import (
     frame,
 )
 from protocols.coap.outgoing import MAX_RETRANSMIT
+from tests.rows import each_row
 
 
 @pytest.fixture
@@ -152,7 +153,7 @@ class TestDuplicates:
 class TestBytesHeld:
     """`bytes_held` is the allocated memory, rounded up: a listener evicts sessions by it."""
 
-    @pytest.mark.parametrize("is_answered", [True, False])
+    @each_row("is_answered", [True, False])
     def test_of_requests(self, is_answered: bool) -> None:
         options = encode_options(
             ((Option.URI_PATH, b"v1.1"), (Option.URI_PATH, b"messages"), (Option.URI_PATH, b"t" * 32))

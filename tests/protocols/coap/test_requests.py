@@ -48,7 +48,7 @@ def test_every_tag_but_those_of_numbers_is_refused(value: bytes) -> None:
             cbor_to_json(tagged)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("payload", "text"),
     [
         (cbor2.CBORTag(2, b"\x01\x00"), "256"),

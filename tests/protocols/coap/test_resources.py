@@ -156,7 +156,7 @@ class TestPost:
         assert mids == sorted(mids)
 
 
-@pytest.mark.parametrize(("ts", "stored"), [("5", 5), ("1759999999000.7", 1_759_999_999_000), (7.9, 7)])
+@each_row(("ts", "stored"), [("5", 5), ("1759999999000.7", 1_759_999_999_000), (7.9, 7)])
 async def test_a_time_may_be_a_text(peer: Peer, services: Services, ts: object, stored: int) -> None:
     peer.post(KITCHEN_TOKEN, {"ts": ts, **STATE})
     await wait_all_tasks_blocked()

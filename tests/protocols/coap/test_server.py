@@ -180,7 +180,7 @@ async def _as_client(work: Callable[[aiocoap.Context], Awaitable[T]]) -> T:
     return await trio.to_thread.run_sync(lambda: asyncio.run(run()))
 
 
-@pytest.mark.parametrize("size", [20, 900])
+@each_row("size", [20, 900])
 async def test_aiocoap_posts(address: Address, services: Services, size: int) -> None:
     body = json.dumps({"data": {"text": "x" * size}, "ts": 1, "filler": "y" * 900}).encode()
 

@@ -16,6 +16,7 @@ from tests.factories import KITCHEN_TOKEN, World
 from tests.programs import require_dtls
 from tests.protocols.coap.dtls.client import client_context, dtls_client, make_certificate
 from tests.protocols.coap.peers import encode_message
+from tests.rows import each_row
 
 PATH = tuple((int(Option.URI_PATH), one) for one in (b"v1.1", b"messages", KITCHEN_TOKEN.encode()))
 POST = CoapMessage(CON, Code.POST, 1, b"t", PATH, b'{"data":{"state":true}}')
@@ -86,7 +87,7 @@ async def test_the_same_client_at_two_sockets_is_two_peers(services: Services, w
         nursery.cancel_scope.cancel()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("bind", "host"),
     [("0.0.0.0", "127.0.0.1"), ("0.0.0.0", "127.0.0.2"), ("*", "127.0.0.2"), ("*", "::1")],  # noqa: S104
 )

@@ -89,7 +89,7 @@ async def test_by_mid(api: httpx.AsyncClient, mids: list[str]) -> None:
     }
 
 
-@pytest.mark.parametrize("mid", ["00" * 16, "x"])
+@each_row("mid", ["00" * 16, "x"])
 async def test_an_unknown_mid_is_nothing(api: httpx.AsyncClient, mids: list[str], mid: str) -> None:
     assert await search(api, mid=mid) == {
         "mid": mid,
@@ -146,7 +146,7 @@ async def test_without_a_destination_all_readable_devices_of_the_user(api: httpx
     assert found(await search(api, BOB_TOKEN, **ALL)) == []
 
 
-@pytest.mark.parametrize("parameter", ["action", "name"])
+@each_row("parameter", ["action", "name"])
 async def test_by_name(api: httpx.AsyncClient, mids: list[str], parameter: str) -> None:
     assert found(await search(api, **{parameter: "setOn"}, **ALL)) == [mids[0], mids[2]]
     assert found(await search(api, **{parameter: "setOn"}, ddid=KITCHEN, **ALL)) == [mids[0]]

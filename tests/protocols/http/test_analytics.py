@@ -115,7 +115,7 @@ async def test_what_aggregates_refuse(
     assert await findings(api, "/messages/analytics/aggregates", params) == [finding]
 
 
-@pytest.mark.parametrize(("sdid", "status"), [("ff" * 16, 404), (BOBS, 403)])
+@each_row(("sdid", "status"), [("ff" * 16, 404), (BOBS, 403)])
 async def test_devices_that_are_not_there_or_not_ones_own(api: httpx.AsyncClient, sdid: str, status: int) -> None:
     for path in ("analytics/aggregates", "analytics/histogram", "presence"):
         assert (await api.get(f"/messages/{path}", params={"sdid": sdid}, headers=ADA)).status_code == status
@@ -143,7 +143,7 @@ async def test_histogram(api: httpx.AsyncClient, steps: None) -> None:
     )
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("interval", "limit_ms"), [("minute", HOUR_MS), ("hour", DAY_MS), ("day", 31 * DAY_MS), ("month", 366 * DAY_MS)]
 )
 async def test_histogram_ranges(api: httpx.AsyncClient, interval: str, limit_ms: int) -> None:

@@ -4,7 +4,6 @@ import json
 from typing import Any
 
 import httpx
-import pytest
 
 from broker.services import Services
 from tests.factories import KITCHEN_TOKEN, LIGHT_TYPE
@@ -41,7 +40,7 @@ async def test_whatever_comes_is_transformed(
     assert [message["data"] for message in found] == ([] if stored is None else [stored])
 
 
-@pytest.mark.parametrize("body", [{}, {"data": None}])
+@each_row("body", [{}, {"data": None}])
 async def test_nothing_is_refused_all_the_same(services: Services, api: httpx.AsyncClient, body: object) -> None:
     await services.device_types.manifests.upload(LIGHT_TYPE, {"fields": FIELDS, "transform": CSV}, approve=True)
     error = (await api.post("/messages", headers=bearer(KITCHEN_TOKEN), json=body)).json()["error"]

@@ -14,6 +14,7 @@ from protocols.streams.peers import current_peer
 from tests.factories import World
 from tests.protocols.http.certificates import contexts
 from tests.protocols.http.conftest import receive_all
+from tests.rows import each_row
 
 BEHIND = Http(trusted_proxies=("127.0.0.0/8",))
 WITH_HEADER = Http(trusted_proxies=("127.0.0.0/8",), proxy_protocol="required")
@@ -57,7 +58,7 @@ async def test_nobody_else_is_believed(door: Address) -> None:
     assert await statuses(door, *names) == [200, 200, 429]
 
 
-@pytest.mark.parametrize("name", ["X-Forwarded-For", "Forwarded"])
+@each_row("name", ["X-Forwarded-For", "Forwarded"])
 async def test_a_websocket_is_one_of_the_client(
     services: Services, world: World, nursery: trio.Nursery, name: str
 ) -> None:
@@ -75,7 +76,7 @@ async def test_a_websocket_is_one_of_the_client(
         assert await receive_all(stream) == ADA.encode()
 
 
-@pytest.mark.parametrize(("scheme", "is_secure"), [("https", True), ("http", False)])
+@each_row(("scheme", "is_secure"), [("https", True), ("http", False)])
 async def test_cookies_are_secure_when_the_client_speaks_tls(door: Address, scheme: str, is_secure: bool) -> None:
     async with httpx.AsyncClient(base_url=f"http://{door}") as browser:
         page = await browser.get("/accounts/go", headers={"X-Forwarded-For": ADA, "X-Forwarded-Proto": scheme})

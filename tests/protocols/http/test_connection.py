@@ -23,6 +23,7 @@ from protocols.streams.connection import MOVES, LifePhase, StreamConnection
 from storage.keys import Milliseconds
 from tests.factories import ADA_TOKEN, KITCHEN, KITCHEN_TOKEN, World
 from tests.protocols.http.certificates import contexts
+from tests.rows import each_row
 
 _slot: Any = StreamConnection.__dict__["state"]
 _BODY: Final = b'{"data":{"state":true}}'
@@ -182,7 +183,7 @@ async def _one_connection(choices: random.Random, address: Address, tls: ssl.SSL
     return answered
 
 
-@pytest.mark.parametrize("is_encrypted", [False, True], ids=["plain", "TLS"])
+@each_row("is_encrypted", [False, True], ids=["plain", "TLS"])
 async def test_any_bytes_stops_slow_peers_and_errors(
     services: Services,
     world: World,

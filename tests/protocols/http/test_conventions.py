@@ -134,7 +134,7 @@ async def test_an_unknown_path_is_404(api: httpx.AsyncClient, path: str) -> None
     assert (error["code"], error["message"]) == (404, "Not Found")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("method", "path", "allowed"),
     [
         ("POST", "/users/self", "DELETE, GET, HEAD, OPTIONS, PUT"),
@@ -313,7 +313,7 @@ async def test_a_path_that_is_no_path_is_refused(raw: Raw) -> None:
     assert (await raw(request % b"http://[/v1.1/nope")).split(b" ")[1] == b"404"
 
 
-@pytest.mark.parametrize("path", [b"/v1.1/nope", b"/v1.1/n%6fpe"])  # the latter is not usual
+@each_row("path", [b"/v1.1/nope", b"/v1.1/n%6fpe"])  # the latter is not usual
 async def test_a_host_that_is_none_is_refused(raw: Raw, path: bytes) -> None:
     request, last = b"GET %s HTTP/1.1\r\nHost: %s\r\n\r\n", b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
     for host in (b"a", b"a" * 63 + b":8080", b"b." * 90 + b"a.", b"[::1]:80", b"127.0.0.1", b"with_underscore"):
@@ -322,7 +322,7 @@ async def test_a_host_that_is_none_is_refused(raw: Raw, path: bytes) -> None:
         assert (await raw(request % (path, host))).split(b" ")[1] == b"400", host
 
 
-@pytest.mark.parametrize("more", [{}, {"Connection": "close"}])  # the latter is not plain
+@each_row("more", [{}, {"Connection": "close"}])  # the latter is not plain
 async def test_the_root_with_a_capital_is_the_root(api: httpx.AsyncClient, world: World, more: dict[str, str]) -> None:
     """A proxy of the original service hard-codes `/V1.1` (reference 2)."""
     headers = bearer(ADA_TOKEN) | more

@@ -284,7 +284,7 @@ async def test_the_management_manifest_has_the_object_map(ada: Client) -> None:
     assert fields["deviceProperties"]["device"]["batteryLevel"]["metadata"] == {"operations": "R", "unit": "/100"}
 
 
-@pytest.mark.parametrize("asked", ["nothing,humidity", "object3304", "3304,", "*"])
+@each_row("asked", ["nothing,humidity", "object3304", "3304,", "*"])
 async def test_the_management_manifest_has_objects_of_the_registry_when_it_is_asked(ada: Client, asked: str) -> None:
     path = f"{TYPE}/manifest/properties"
     usual = (await ada("GET", path))["data"]["properties"]["fields"]["deviceProperties"]
@@ -386,7 +386,7 @@ async def test_what_is_wrong_with_a_task_is_named(ada: Client, body: dict[str, A
     assert [one["field"] for one in answer["error"]["errors"][0]] == [field]
 
 
-@pytest.mark.parametrize("value", ["1e400", "[1e999]", "9" * 5_000, "9223372036854775808"])
+@each_row("value", ["1e400", "[1e999]", "9" * 5_000, "9223372036854775808"])
 async def test_a_value_that_is_no_number_of_64_bits_or_a_double_is_refused(ada: Client, value: str) -> None:
     sent = {"dtid": LIGHT_TYPE, "taskType": "W", "property": "serverProperties.site", "taskParameters": {"value": 0}}
     content = msgspec.json.encode(sent).replace(b":0}", b":" + value.encode() + b"}")

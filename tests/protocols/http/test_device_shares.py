@@ -301,7 +301,7 @@ async def test_the_records_say_who_shares(api: httpx.AsyncClient) -> None:
     assert (await call(api, "GET", f"/devices/{KITCHEN}", ADA_TOKEN))[1]["data"] == RECORD
 
 
-@pytest.mark.parametrize("token", [ADA_TOKEN, BOB_TOKEN])
+@each_row("token", [ADA_TOKEN, BOB_TOKEN])
 async def test_changes_are_told_when_they_take_effect(services: Services, api: httpx.AsyncClient, token: str) -> None:
     seen: list[tuple[type, bool]] = []
     device = await services.devices.registry.find(KITCHEN)

@@ -116,7 +116,7 @@ async def test_the_snapshot_is_shown_as_asked_for(
     assert one["data"].get("snapshot") == snapshot
 
 
-@pytest.mark.parametrize("token", [ADA_TOKEN, APPLICATION_TOKEN, KITCHEN_TOKEN])
+@each_row("token", [ADA_TOKEN, APPLICATION_TOKEN, KITCHEN_TOKEN])
 async def test_a_status_is_set_and_answered(api: httpx.AsyncClient, fake_clock: FakeClock, token: str) -> None:
     steps = (
         ({"data": {"availability": "online"}}, NOW_MS),

@@ -113,7 +113,7 @@ async def test_a_query_that_is_no_boolean_is_refused(api: httpx.AsyncClient) -> 
     assert answer["error"]["errors"] == [[{"field": "includeProperties", "messages": ["Boolean field only"]}]]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("stored", "shown"),
     [("NO_AUTHORIZATION", False), ("AUTHORIZED", False), ("UNAUTHORIZED", True)],
 )

@@ -16,6 +16,7 @@ from protocols.http.docs.prose import ProseBlock, ProseSection, sections, with_c
 from protocols.http.docs.rows import MemberRows
 from protocols.http.openapi.document import openapi_document
 from protocols.http.openapi.serving import ALL_NOUNS
+from tests.rows import each_row
 
 SHAPES = MemberRows(
     {
@@ -30,7 +31,7 @@ SHAPES = MemberRows(
 LIGHT = {"$ref": "#/components/schemas/Light"}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("schema", "type_", "bounds"),
     [
         ({"type": "string", "pattern": "^[0-9a-f]{32}$"}, "id", ()),
@@ -108,7 +109,7 @@ def call(operation_id: str) -> DocumentedCall:
     return named
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("operation_id", "curl"),
     [
         ("getUsersSelf", 'curl http://here/v1.1/users/self \\\n  -H "Authorization: bearer $TOKEN"'),

@@ -30,6 +30,7 @@ from tests.factories import ADA_TOKEN, KITCHEN, World
 from tests.programs import require_program
 from tests.protocols.http.conftest import bearer
 from tests.protocols.http.direct_client import DirectClient
+from tests.rows import each_row
 from tests.stores import MigratedEngine
 
 ROOT = Path(__file__).parents[3]
@@ -294,7 +295,7 @@ async def test_a_store_that_takes_no_writes_is_not_ready(
 # The name by which the machine is asked
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("host", "is_ours"),
     [
         ("127.0.0.1:8080", True),

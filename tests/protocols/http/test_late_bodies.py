@@ -16,6 +16,7 @@ from tests.factories import ADA_TOKEN, BOB_TOKEN, KITCHEN, World, allow
 from tests.leaving_world import Life
 from tests.protocols.http.conftest import bearer
 from tests.protocols.http.test_conventions import error_of
+from tests.rows import each_row
 
 DEVICE = f"/devices/{KITCHEN}"
 #: Calls of an owner on a device; of a user on nothing that the path names.
@@ -83,7 +84,7 @@ async def test_a_token_that_has_ended_does_nothing(
     error_of(await late(api, call, end), 401)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("module", "path"), [("shares", f"{DEVICE}/shares"), ("transfers", f"{DEVICE}/transfer")], ids=["share", "transfer"]
 )
 async def test_nor_with_a_call_that_waits_for_its_own_reads(

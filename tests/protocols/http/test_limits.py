@@ -25,6 +25,7 @@ from tests.factories import (
 )
 from tests.fakes import FakeClock
 from tests.protocols.http.conftest import bearer
+from tests.rows import each_row
 
 DAY_MS = 86_400_000
 MIDNIGHT = NOW_MS - NOW_MS % DAY_MS + DAY_MS
@@ -118,7 +119,7 @@ async def test_calls_that_fail_count_and_a_wrong_kind_of_token_is_told_so_first(
         assert answer.status_code == status
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("token", "limit", "calls"),
     [(ADA_TOKEN, "2/100", 2), (KITCHEN_TOKEN, "2/100", 2), (APPLICATION_TOKEN, "3/100", 3)],
 )
@@ -276,7 +277,7 @@ async def test_an_action_tells_of_the_daily_quota_of_its_destination(
     assert answer.headers["x-quota-device-limits"] == "0/0"
 
 
-@pytest.mark.parametrize(("body", "status"), [({"data": {}}, 400), ({"sdid": "ff" * 16, "data": {"state": True}}, 404)])
+@each_row(("body", "status"), [({"data": {}}, 400), ({"sdid": "ff" * 16, "data": {"state": True}}, 404)])
 async def test_what_names_no_device_tells_of_no_organization(
     api: httpx.AsyncClient, body: dict[str, Any], status: int
 ) -> None:
@@ -298,7 +299,7 @@ class TestOff:
             assert (rates(answer), quotas(answer)) == ((None, None, None), {})
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("path", "is_counted"),
     [
         ("/v1.1/openapi.json", True),

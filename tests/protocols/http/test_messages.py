@@ -179,7 +179,7 @@ async def test_a_time_in_seconds_is_stored_and_told(api: httpx.AsyncClient, ts: 
     assert dropped == [{"ts": NOW_MS, **told}]
 
 
-@pytest.mark.parametrize("path", ["/actions", "/messages"])
+@each_row("path", ["/actions", "/messages"])
 async def test_a_time_of_an_action_in_seconds_is_told(api: httpx.AsyncClient, path: str) -> None:
     body = {"type": "action", "ddid": KITCHEN, "data": {"actions": [{"name": "setOn"}]}, "ts": NOW_MS // 1000}
     answer = await api.post(path, json=body, headers=bearer(ADA_TOKEN))
@@ -200,7 +200,7 @@ async def test_an_invalid_ts_is_refused(api: httpx.AsyncClient, ts: str) -> None
     assert refusal(answer) == (400, 400, "Invalid ts value")
 
 
-@pytest.mark.parametrize(("ahead", "status"), [(60_000, 200), (60_001, 400)])
+@each_row(("ahead", "status"), [(60_000, 200), (60_001, 400)])
 async def test_ts_may_be_ahead_by_the_grace_period(api: httpx.AsyncClient, ahead: int, status: int) -> None:
     answer = await post(api, sdid=KITCHEN, data=DATA, ts=NOW_MS + ahead)
     assert answer.status_code == status
@@ -285,7 +285,7 @@ async def test_a_message_without_known_fields_is_acknowledged_and_invisible(api:
 # POST /actions
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("path", "token", "body", "sdid"),
     [
         ("/actions", ADA_TOKEN, {"ddid": HALL}, HALL),

@@ -472,8 +472,8 @@ async def test_the_upgrade_address_leads_to_a_page_with_price_and_device(
     assert answer.headers["Cache-Control"] == "no-store"
 
 
-@pytest.mark.parametrize("mark", ["?", "&"])
-@pytest.mark.parametrize("appended", [CALLBACK, quote(CALLBACK, safe="")])
+@each_row("mark", ["?", "&"])
+@each_row("appended", [CALLBACK, quote(CALLBACK, safe="")])
 async def test_an_application_may_append_its_address_with_a_question_mark(
     services: Services, api: httpx.AsyncClient, pages: httpx.AsyncClient, administrator: None, mark: str, appended: str
 ) -> None:
@@ -664,7 +664,7 @@ async def test_an_upgrade_address_ends_with_its_access_token(
     assert (await pay(pages, address)).status_code == 410
 
 
-@pytest.mark.parametrize("redirect_uri", ["https://evil.example", CALLBACK + "/more", "javascript:alert(1)"])
+@each_row("redirect_uri", ["https://evil.example", CALLBACK + "/more", "javascript:alert(1)"])
 async def test_a_browser_is_sent_to_registered_addresses_only(
     services: Services, api: httpx.AsyncClient, pages: httpx.AsyncClient, administrator: None, redirect_uri: str
 ) -> None:

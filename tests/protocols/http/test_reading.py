@@ -10,6 +10,7 @@ from broker.errors import BadRequest, Finding, ValidationFailed
 from config.limits import JSON_NESTING_MAX
 from protocols.http.reading import Given, Query, Rule, Valid, integer_of, json_object, members
 from protocols.http.schema import Count, Offset
+from tests.rows import each_row
 from tests.wording import INVALID
 
 
@@ -100,7 +101,7 @@ def test_anything_else_is_no_integer(value: object) -> None:
     assert integer_of(value) is None
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("query", "read", "expected"),
     [
         (b"", lambda q: q.text("sdid"), None),
@@ -133,7 +134,7 @@ def test_a_query_is_read_leniently(query: bytes, read: Callable[[Query], Any], e
     parsed.check()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("query", "read", "refused"),
     [
         (b"count=0", listed("count"), {"count": "Minimum value 1"}),

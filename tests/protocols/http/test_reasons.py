@@ -12,6 +12,7 @@ from broker.device_types.manifest_parser import parse_manifest
 from broker.errors import ValidationFailed, choice, invalid
 from tests.factories import ADA, ADA_TOKEN, KITCHEN, LIGHT_TYPE, NOW_MS, PANEL, World
 from tests.protocols.http.conftest import bearer
+from tests.rows import each_row
 
 ROOT: Final = Path(__file__).parents[3]
 DAY_MS: Final = 86_400_000
@@ -37,7 +38,7 @@ async def findings(api: httpx.AsyncClient, method: str, path: str, **request: An
     return {one["field"]: one["messages"] for group in answer.json()["error"]["errors"] for one in group}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("url", "reason"),
     [
         ("https://elsewhere.example.com/", "must be an address with https, on the domain example.org"),
@@ -65,7 +66,7 @@ async def test_without_a_redirect_uri_no_callback_is_possible_and_the_finding_sa
     assert "the application has no main redirect URI" in answer.text
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("body", "field", "reason"),
     [
         ({"startDate": 2, "endDate": 1}, "startDate", "must not be after endDate, nor more than"),
@@ -92,7 +93,7 @@ def test_a_wrong_value_class_is_told_the_list() -> None:
     assert all(one.value in finding.messages[0] for one in ValueClass)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("method", "path", "request_", "field", "reason"),
     [
         ("GET", "/users/self/trials?role=owner", {}, "role", "must be one of administrator, participant"),

@@ -121,7 +121,7 @@ def fields_of(error: Any) -> list[str]:
 # Admission
 
 
-@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@each_row("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 async def test_nobody_gets_in_without_a_certificate(listener: Listener, version: ssl.TLSVersion) -> None:
     context = listener.context(None)
     context.minimum_version = context.maximum_version = version
@@ -361,7 +361,7 @@ async def test_websockets_need_both_as_well(
             assert (await stream.receive_some(65_536))[9:12] == status
 
 
-@pytest.mark.parametrize("is_own", [True, False])
+@each_row("is_own", [True, False])
 async def test_registering_on_the_device_channel_needs_both(
     listener: Listener, authority: Authority, board: Registered, nursery: trio.Nursery, is_own: bool
 ) -> None:

@@ -289,9 +289,7 @@ SLOW_GET = GET_DEVICE.replace(b" HTTP/1.1", b"/ HTTP/1.1")
 DEVICE_POSTS = POST + BODY
 
 
-@pytest.mark.parametrize(
-    "first", [GET_DEVICE, SLOW_GET, DEVICE_POSTS], ids=["fast path", "slow path", "read by the hub"]
-)
+@each_row("first", [GET_DEVICE, SLOW_GET, DEVICE_POSTS], ids=["fast path", "slow path", "read by the hub"])
 async def test_a_later_head_has_the_limit_of_the_first(door: Address, first: bytes) -> None:
     for length, path, status in (
         (HEAD_BYTES, "/v1.1/users/self", b"401"),
@@ -309,7 +307,7 @@ async def test_a_later_head_has_the_limit_of_the_first(door: Address, first: byt
             assert (await receive_answer(stream))[9:12] == status, (length, path)
 
 
-@pytest.mark.parametrize(("length", "status"), [(HEAD_BYTES, b"401"), (HEAD_BYTES + 1, b"431"), (33_000, b"431")])
+@each_row(("length", "status"), [(HEAD_BYTES, b"401"), (HEAD_BYTES + 1, b"431"), (33_000, b"431")])
 async def test_a_head_that_was_sent_ahead_has_the_limit_of_the_first(raw: Raw, length: int, status: bytes) -> None:
     answers = await raw(SLOW_GET + head_of(length, more="Connection: close\r\n"))
     assert re.findall(rb"HTTP/1.1 ([0-9]+) ", answers) == [b"200", status]
@@ -546,7 +544,7 @@ async def secure(services: Services, world: World, nursery: trio.Nursery, tmp_pa
     return await nursery.start(serve), client
 
 
-@pytest.mark.parametrize("connection", ["keep-alive", "close"])
+@each_row("connection", ["keep-alive", "close"])
 async def test_tls_serves_the_same(secure: Secure, connection: str) -> None:
     address, context = secure
     headers = bearer(KITCHEN_TOKEN) | {"Connection": connection}

@@ -55,7 +55,7 @@ async def listed(api: httpx.AsyncClient, user: str = "self", token: str = ADA_TO
     return found
 
 
-@pytest.mark.parametrize("user", ["self", ADA])
+@each_row("user", ["self", ADA])
 async def test_a_session_is_shown_with_where_and_when(
     api: httpx.AsyncClient, phone: Session, fake_clock: FakeClock, user: str
 ) -> None:

@@ -102,7 +102,7 @@ async def test_no_value_in_a_body_is_an_error_of_the_server(
 
 
 @each_row("call", [call for call in BODIES if call.is_object or hasattr(call.body, "__struct_fields__")])
-@pytest.mark.parametrize("value", VALUES[:4])
+@each_row("value", VALUES[:4])
 def test_a_number_out_of_range_is_refused_with_its_path_wherever_it_is(call: RestCall, value: str) -> None:
     """Values of devices are excepted: their numbers are judged as on every protocol."""
     body = f'{{"given":[0,{{"inner":{value}}}]}}'.encode()

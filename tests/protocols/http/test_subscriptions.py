@@ -200,7 +200,7 @@ async def test_an_address_whose_name_is_private_is_refused(api: httpx.AsyncClien
     assert callbacks.checked == [URL]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("url", "main", "private", "allowed"),
     [
         ("https://a.example.org:99/x?y=1", "https://b.c.example.org/cb", False, True),

@@ -101,7 +101,7 @@ def test_the_file_is_sorted_so_that_changes_meet_seldom() -> None:
 # The sources
 
 
-@pytest.mark.parametrize(("name", "source"), list(templates()))
+@each_row(("name", "source"), list(templates()))
 def test_no_template_has_a_text_that_is_not_translated(name: str, source: str) -> None:
     assert literals_of_template(source) == [], name
 

@@ -13,6 +13,7 @@ from tests.factories import ADA, ADA_TOKEN, APPLICATION_TOKEN, BOB, BOB_TOKEN, B
 from tests.protocols.http.conftest import bearer
 from tests.protocols.http.test_conventions import error_of
 from tests.protocols.http.test_trials import call, data_of
+from tests.rows import each_row
 from tests.trial_world import INA_TOKEN, SAM_TOKEN, TrialWorld, add_people, build_trial, join
 
 
@@ -143,7 +144,7 @@ async def test_searches(api: httpx.AsyncClient, made: TrialWorld) -> None:
     assert (page["total"], page["data"]) == (0, {"sessions": []})
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("collection", "one", "member"),
     [
         ("/trials/{tid}/sessions/metadata", "/trials/{tid}/sessions/metadata/{id}", "metadata"),

@@ -24,6 +24,7 @@ from tests.factories import (
     World,
 )
 from tests.protocols.http.conftest import bearer
+from tests.rows import each_row
 
 HEADERS = bearer(ADA_TOKEN)
 UNKNOWN = "f" * 32
@@ -34,7 +35,7 @@ def settings(settings: Settings) -> Settings:
     return msgspec.structs.replace(settings, limits=Limits(rate_limits="on"))
 
 
-@pytest.mark.parametrize("policy", ["DEVICE", "LATEST"])
+@each_row("policy", ["DEVICE", "LATEST"])
 async def test_row_4_a_change_without_a_policy_keeps_it(api: httpx.AsyncClient, world: World, policy: str) -> None:
     path = f"/devices/{KITCHEN}"
     await api.put(path, headers=HEADERS, json={"manifestVersionPolicy": policy})
@@ -42,7 +43,7 @@ async def test_row_4_a_change_without_a_policy_keeps_it(api: httpx.AsyncClient, 
     assert answer.json()["data"]["manifestVersionPolicy"] == policy
 
 
-@pytest.mark.parametrize(("aid", "status"), [(None, 200), (DASHBOARD, 200), (UNKNOWN, 403)])
+@each_row(("aid", "status"), [(None, 200), (DASHBOARD, 200), (UNKNOWN, 403)])
 async def test_row_5_the_application_of_properties(
     api: httpx.AsyncClient, world: World, aid: str | None, status: int
 ) -> None:
@@ -108,7 +109,7 @@ async def test_row_13_a_device_without_a_token(api: httpx.AsyncClient, world: Wo
     assert (await api.get(path, headers=HEADERS)).json()["data"] == made
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b" { } "])
+@each_row("content", [b"", b"{}", b" { } "])
 async def test_row_15_a_scene_is_activated_with_an_empty_object_or_nothing(
     api: httpx.AsyncClient, world: World, content: bytes
 ) -> None:

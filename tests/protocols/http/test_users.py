@@ -49,8 +49,8 @@ def data(text: str) -> dict[str, Any]:
     return {"data": {"uid": ADA, "aid": DASHBOARD, "properties": text}}
 
 
-@pytest.mark.parametrize("token", [ADA_TOKEN, APPLICATION_TOKEN])
-@pytest.mark.parametrize("verb", ["POST", "PUT"])
+@each_row("token", [ADA_TOKEN, APPLICATION_TOKEN])
+@each_row("verb", ["POST", "PUT"])
 async def test_the_life_of_properties(api: httpx.AsyncClient, token: str, verb: str) -> None:
     headers = bearer(token)
     for method in ("GET", "DELETE"):

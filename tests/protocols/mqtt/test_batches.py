@@ -37,6 +37,7 @@ from tests.protocols.mqtt.peers import (
     running,
     subscribe_5,
 )
+from tests.rows import each_row
 from tests.stores import MigratedEngine
 
 #: A topic to which no device may publish, in either space.
@@ -199,7 +200,7 @@ async def test_refused_messages_of_one_turn_are_overhead(server: Server, autojum
     assert FRAMES_AT_ONCE - 1 <= server.services.limits.overhead.statistics().delayed <= PACKETS_PER_TURN
 
 
-@pytest.mark.parametrize("middle", [b"", publish(9, b"{"), publish(9, b'{"opne":1}'), PINGREQ])
+@each_row("middle", [b"", publish(9, b"{"), publish(9, b'{"opne":1}'), PINGREQ])
 async def test_when_nothing_can_be_stored_no_message_of_a_turn_is_acknowledged(
     server: Server, disk: BreakableEngine, middle: bytes
 ) -> None:

@@ -227,9 +227,9 @@ def test_a_complete_packet_is_returned_without_waiting_for_more_bytes() -> None:
         reader.feed(b"\x7f")
 
 
-@pytest.mark.parametrize("qos", [0, 1, 2])
-@pytest.mark.parametrize("topic", [b"/+", b"/#", b"#", b"a+", b"$SYS/#"])
-@pytest.mark.parametrize("level", [MQTT_3_1, MQTT_3_1_1, MQTT_5])
+@each_row("qos", [0, 1, 2])
+@each_row("topic", [b"/+", b"/#", b"#", b"a+", b"$SYS/#"])
+@each_row("level", [MQTT_3_1, MQTT_3_1_1, MQTT_5])
 def test_a_message_to_a_topic_with_wildcards_is_malformed(topic: bytes, qos: int, level: int) -> None:
     properties = b"\x00" if level == MQTT_5 else b""
     usual, wild = (

@@ -185,7 +185,7 @@ REFUSED: dict[str, tuple[bytes, bytes, int, str]] = {
 
 
 @each_row(("topic", "payload", "code", "message"), REFUSED.values())
-@pytest.mark.parametrize("qos", [0, 1, 2])
+@each_row("qos", [0, 1, 2])
 async def test_a_refused_message_is_acknowledged_and_reported(
     server: Server, qos: int, topic: bytes, payload: bytes, code: int, message: str
 ) -> None:
@@ -206,8 +206,8 @@ async def test_a_refused_message_is_acknowledged_and_reported(
     assert sorted(await server.stored()) == sorted([*before, ON.decode()])
 
 
-@pytest.mark.parametrize("level", [3, 4, 5])
-@pytest.mark.parametrize("qos", [0, 1, 2])
+@each_row("level", [3, 4, 5])
+@each_row("qos", [0, 1, 2])
 async def test_the_owner_sees_each_message_to_a_topic_that_nobody_may_use(
     server: Server, fake_clock: FakeClock, level: int, qos: int
 ) -> None:
@@ -287,7 +287,7 @@ async def test_a_subscription_to_anything_else_is_refused_and_reported(server: S
     await peer.expect_nothing()
 
 
-@pytest.mark.parametrize("qos", [0, 1, 2])
+@each_row("qos", [0, 1, 2])
 async def test_qos_0_is_granted_for_every_requested_qos(server: Server, qos: int) -> None:
     peer = await server.connected()
     await peer.send(subscribe(ACTIONS, ERRORS, qos=qos))
@@ -296,7 +296,7 @@ async def test_qos_0_is_granted_for_every_requested_qos(server: Server, qos: int
     assert await peer.expect_delivery() == (ACTIONS, SET_ON.encode())
 
 
-@pytest.mark.parametrize("slash", [b"/", b""])
+@each_row("slash", [b"/", b""])
 async def test_deliveries_use_the_clients_spelling(server: Server, slash: bytes) -> None:
     actions, errors = slash + ACTIONS[1:], slash + ERRORS[1:]
     peer = await server.connected(topics=[actions, errors])

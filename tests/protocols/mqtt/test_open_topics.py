@@ -63,6 +63,7 @@ from tests.protocols.mqtt.peers import (
 from tests.protocols.mqtt.test_exchange import SET_ON, act
 from tests.protocols.mqtt.test_lasting_sessions import leave
 from tests.protocols.mqtt.test_version_5 import acknowledged, connack, ended, suback_of
+from tests.rows import each_row
 
 FORWARDED = Properties(
     payload_format=1,
@@ -306,7 +307,7 @@ async def test_what_changes_during_a_search_is_told_once(server: Server) -> None
     assert [one and one.topic for one in search] == [None, None, b"3"]
 
 
-@pytest.mark.parametrize("is_replaced", [False, True], ids=["left", "replaced"])
+@each_row("is_replaced", [False, True], ids=["left", "replaced"])
 async def test_a_search_goes_on_for_a_session_that_lasts(server: Server, is_replaced: bool) -> None:
     count = 4 * FRAMES_AT_ONCE
     for number in range(count):
@@ -584,7 +585,7 @@ async def test_a_will_without_retain_is_not_retained(server: Server) -> None:
     assert space.statistics().retained == 0
 
 
-@pytest.mark.parametrize("topic", [b"$SYS/x", ACTIONS])
+@each_row("topic", [b"$SYS/x", ACTIONS])
 async def test_a_will_to_no_topic_of_messages_is_dropped(server: Server, topic: bytes) -> None:
     hall = await dialled(server, HALL)
     await subscribed(hall, b"#", b"$SYS/x")

@@ -22,6 +22,7 @@ from tests.protocols.mqtt.peers import (
     puback,
     publish,
 )
+from tests.rows import each_row
 
 HALL_MESSAGES = f"/v1.1/messages/{HALL}".encode()
 
@@ -48,7 +49,7 @@ async def server(services: Services, world: World) -> AsyncIterator[Server]:
         await peer.stream.aclose()
 
 
-@pytest.mark.parametrize("sign_of_life", [PINGREQ, publish(qos=0)], ids=["ping", "message"])
+@each_row("sign_of_life", [PINGREQ, publish(qos=0)], ids=["ping", "message"])
 async def test_each_packet_extends_the_keep_alive(
     server: Server, autojump_clock: MockClock, sign_of_life: bytes
 ) -> None:

@@ -26,6 +26,7 @@ from tests.protocols.mqtt.peers import (
     suback,
     subscribe,
 )
+from tests.rows import each_row
 
 _OF_ANOTHER = ACTIONS.replace(KITCHEN.encode(), b"9" * 32)
 
@@ -35,7 +36,7 @@ def settings(tmp_path: Path) -> Settings:
     return Settings(state_dir=tmp_path, limits=Limits(rate_limits="on", quotas="off", mqtt_device="20/20"))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "password", "event", "account"),
     [
         (KITCHEN, "0" * 32, "mqtt_credentials_refused", KITCHEN),
@@ -84,7 +85,7 @@ async def told(peer: Peer) -> tuple[str, int]:
     return error["id"], error["code"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("topic", "payload", "event", "reason"),
     [
         (MESSAGES, b"secret", "mqtt_refused", "Bad Request"),

@@ -68,7 +68,7 @@ async def disable(server: Server, world: World, device: DeviceKey, id_: str) -> 
 # --- Who gets in ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("level", [3, 4])
+@each_row("level", [3, 4])
 async def test_a_device_connects_with_its_id_and_its_token(server: Server, level: int) -> None:
     peer = await server.dial()
     await peer.send(connect(level=level))
@@ -133,7 +133,7 @@ async def test_messages_may_follow_connect_at_once(server: Server) -> None:
 BRIDGE = connect(level=0x84)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "sent",
     [
         BRIDGE,
@@ -154,9 +154,7 @@ async def test_an_unknown_level_is_refused_as_version_3_does_it(server: Server, 
     await peer.expect_end()
 
 
-@pytest.mark.parametrize(
-    "sent", [BRIDGE[:8], b"\x10\x06\0\4MQTT", b"\x10\x07\0\4MQTS\x84"], ids=["half", "no level", "name"]
-)
+@each_row("sent", [BRIDGE[:8], b"\x10\x06\0\4MQTT", b"\x10\x07\0\4MQTS\x84"], ids=["half", "no level", "name"])
 async def test_a_truncated_connect_of_an_unknown_level_is_not_answered(
     server: Server, autojump_clock: MockClock, sent: bytes
 ) -> None:
@@ -217,7 +215,7 @@ async def test_a_connect_may_come_byte_by_byte(server: Server, autojump_clock: M
     await peer.expect_nothing()
 
 
-@pytest.mark.parametrize("sign_of_life", [PINGREQ, publish(qos=0)], ids=["ping", "message"])
+@each_row("sign_of_life", [PINGREQ, publish(qos=0)], ids=["ping", "message"])
 async def test_silence_may_last_one_and_a_half_times_the_keep_alive(
     server: Server, autojump_clock: MockClock, sign_of_life: bytes
 ) -> None:

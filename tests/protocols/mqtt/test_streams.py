@@ -40,6 +40,7 @@ from tests.protocols.mqtt.peers import (
     suback,
     subscribe,
 )
+from tests.rows import each_row
 
 HALL_MESSAGES = f"/v1.1/messages/{HALL}".encode()
 
@@ -297,9 +298,7 @@ async def _wait_for_tasks(count: int) -> None:
             await trio.lowlevel.checkpoint()
 
 
-@pytest.mark.parametrize(
-    ("error", "logged"), [(trio.BrokenResourceError(), []), (ValueError("a bug"), ["connection_failed"])]
-)
+@each_row(("error", "logged"), [(trio.BrokenResourceError(), []), (ValueError("a bug"), ["connection_failed"])])
 async def test_what_cannot_be_written_ends_only_its_connection(
     server: Server, dial: Dial, monkeypatch: pytest.MonkeyPatch, error: Exception, logged: list[str]
 ) -> None:

@@ -40,6 +40,7 @@ from tests.protocols.mqtt.peers import (
 )
 from tests.protocols.mqtt.test_exchange import act
 from tests.protocols.mqtt.test_server import disable
+from tests.rows import each_row
 
 SERVICE = Properties(
     session_expiry=0,
@@ -291,7 +292,7 @@ async def test_the_user_property_ts_is_the_time_of_the_message(server: Server, q
     assert await times_of(server) == [NOW_MS, 5, now, 7, NOW_MS]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("times", "text"),
     [
         (("yesterday",), "Invalid ts value"),

@@ -24,6 +24,7 @@ from tests.protocols.mqtt.conftest import Runner
 from tests.protocols.mqtt.peers import DISCONNECT, MESSAGES, ON, PINGREQ, Server, connect, refused, running
 from tests.protocols.mqtt.test_lasting_sessions import lasting_5, leave
 from tests.protocols.mqtt.test_version_5 import connack
+from tests.rows import each_row
 
 OPEN = Mqtt(topics="open", persistent_sessions="on")
 
@@ -181,8 +182,8 @@ async def test_a_connect_whose_will_cannot_be_stored_is_refused(server: Server, 
     assert await server.stored() == []
 
 
-@pytest.mark.parametrize("level", [4, 5])
-@pytest.mark.parametrize(
+@each_row("level", [4, 5])
+@each_row(
     ("will", "code"),
     [
         (Will(b"a/+/b", ON, 0, False), 0x90),

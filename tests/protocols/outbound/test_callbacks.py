@@ -22,6 +22,7 @@ from protocols.outbound.http import OutboundHttp
 from protocols.outbound.tls import client_context
 from storage.keys import Milliseconds, Position
 from tests.protocols.http.certificates import contexts
+from tests.rows import each_row
 
 AID, SECRET = "aa" * 16, "s3cret&%"
 MESSAGE = Message(
@@ -162,7 +163,7 @@ async def test_a_connection_is_kept_for_the_next_notification(
     assert len(connections) == 1
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("answer", "status", "excerpt"),
     [
         (b"HTTP/1.1 500 Oops\r\nContent-Length: 5\r\n\r\na\nb\x00c", 500, "a b c"),

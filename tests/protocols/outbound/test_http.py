@@ -120,7 +120,7 @@ def test_which_addresses_are_public(address: str, public: bool) -> None:
     assert is_public(ip_address(address)) is public
 
 
-@pytest.mark.parametrize(
+@each_row(
     "url",
     [
         "https://127.0.0.1/",
@@ -173,7 +173,7 @@ async def test_the_certificate_is_checked_for_the_name(
         await get(f"https://127.0.0.1:{port}/")
 
 
-@pytest.mark.parametrize(
+@each_row(
     "answer",
     [
         b"HTTP/1.1 200 OK\r\nContent-Length: 101\r\n\r\n" + b"x" * 101,

@@ -62,7 +62,7 @@ async def test_a_wrong_key_is_a_failed_payment_and_is_not_repeated_in_the_reason
     assert "sk_secret" not in str(failed.value)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "answer",
     [
         (500, b"{}"),
@@ -121,7 +121,7 @@ NOT_KNOWN = [
 ]
 
 
-@pytest.mark.parametrize("answer", NOT_KNOWN)
+@each_row("answer", NOT_KNOWN)
 async def test_closing_a_session_fails_without_an_answer(stand_in: StripeStandIn, answer: tuple[int, bytes]) -> None:
     stand_in.answer = answer
     with pytest.raises(PaymentFailed):

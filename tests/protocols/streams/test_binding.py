@@ -10,6 +10,7 @@ import pytest
 from config.settings import Address
 from protocols.streams import binding
 from protocols.streams.binding import bound_address, open_sockets, problem_of
+from tests.rows import each_row
 
 STREAM, DATAGRAM = socket.SOCK_STREAM, socket.SOCK_DGRAM
 KINDS = pytest.mark.parametrize("kind", [STREAM, DATAGRAM], ids=["tcp", "udp"])
@@ -41,7 +42,7 @@ def _binds(sock: socket.socket, host: str, port: int) -> bool:
 
 
 @KINDS
-@pytest.mark.parametrize(
+@each_row(
     ("host", "has_v4", "has_v6"),
     [("*", True, True), ("0.0.0.0", True, False), ("::", False, True)],  # noqa: S104
 )

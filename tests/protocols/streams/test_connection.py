@@ -16,6 +16,7 @@ from broker.limits.overhead import Overhead
 from protocols.streams import connection
 from protocols.streams.connection import MOVES, LifePhase, Need, StreamConnection
 from protocols.streams.hub import Hub
+from tests.rows import each_row
 
 _SLOW_SECONDS = 2.0
 _SILENCE_SECONDS = 30.0
@@ -233,8 +234,8 @@ async def test_what_a_turn_asked_for_is_done_although_it_ended_the_connection(
         assert (served.worked, trio.current_time()) == ([b"t1"], begin + _SLOW_SECONDS)
 
 
-@pytest.mark.parametrize("has_socket", [False, True], ids=["alone", "parked"])
-@pytest.mark.parametrize("needed", [b"", b"t", b"s", b"p"], ids=["bytes", "task", "store", "pace"])
+@each_row("has_socket", [False, True], ids=["alone", "parked"])
+@each_row("needed", [b"", b"t", b"s", b"p"], ids=["bytes", "task", "store", "pace"])
 async def test_an_end_from_outside_waits_for_nothing_but_the_goodbye(
     hub: Hub, autojump_clock: MockClock, has_socket: bool, needed: bytes
 ) -> None:

@@ -26,6 +26,7 @@ from tests.factories import World
 from tests.protocols.http.certificates import contexts
 from tests.protocols.mqtt.peers import Server
 from tests.protocols.websocket.peers import open_peers
+from tests.rows import each_row
 
 CONNECTIONS = 20
 BYTES = 60_000
@@ -165,7 +166,7 @@ BEGUN, NO_TLS = b"\x16\x03\x01\x02\x00\x01", b"GET / HTTP/1.1\r\n\r\n"
 
 
 @pytest.mark.usefixtures("without_collector")
-@pytest.mark.parametrize("sees_certificates", [False, True])
+@each_row("sees_certificates", [False, True])
 async def test_tls_of_strangers_leaves_nothing_to_the_collector(
     services: Services, world: World, nursery: trio.Nursery, tmp_path: Path, sees_certificates: bool
 ) -> None:

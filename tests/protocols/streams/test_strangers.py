@@ -21,6 +21,7 @@ from protocols.websocket.server import serve_websocket_connection
 from tests.factories import ADA, ADA_TOKEN, KITCHEN, KITCHEN_TOKEN, World
 from tests.protocols.http.routes import shared_routes
 from tests.protocols.mqtt.peers import ACCEPTED, connect
+from tests.rows import each_row
 
 ANY: Final = Address("127.0.0.1", 0)
 CALL = "GET /v1.1/devices/{device} HTTP/1.1\r\nHost: a\r\nAuthorization: bearer {token}\r\n\r\n"
@@ -95,7 +96,7 @@ async def test_a_device_channel_is_one_of_a_stranger_until_a_device_is_registere
         assert await strangers(services) == count
 
 
-@pytest.mark.parametrize("path", [f"live?userId={ADA}&", f"events?uids={ADA}&", "websocket?"])
+@each_row("path", [f"live?userId={ADA}&", f"events?uids={ADA}&", "websocket?"])
 async def test_a_websocket_with_a_valid_token_is_none_of_a_stranger(
     services: Services, http: Address, path: str
 ) -> None:
@@ -104,7 +105,7 @@ async def test_a_websocket_with_a_valid_token_is_none_of_a_stranger(
         assert await strangers(services) == 0
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("protocol", "sent"),
     [
         ("http", b"GET /v1.1/users/self HTTP/1.1\r\nHost: a\r\n\r\n"),

@@ -19,6 +19,7 @@ from protocols.streams.tls import PeerContext, peer_certificate
 from tests.certificates import Authority, Issued
 from tests.fakes import new_refusals
 from tests.protocols.http.certificates import contexts
+from tests.rows import each_row
 from tests.secure_types import NOW
 
 Connect = Callable[..., Awaitable[trio.SSLStream[trio.SocketStream]]]
@@ -79,8 +80,8 @@ async def receive_exactly(stream: trio.abc.ReceiveStream, size: int) -> bytes:
     return received
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("size", [1, 16_384, 16_385, 1_000_000])
+@each_row("version", VERSIONS)
+@each_row("size", [1, 16_384, 16_385, 1_000_000])
 async def test_what_is_sent_comes_back(connect: Connect, version: ssl.TLSVersion, size: int) -> None:
     data = bytes(index * 7 % 256 for index in range(size))
     async with await connect(version=version) as stream, trio.open_nursery() as sending:

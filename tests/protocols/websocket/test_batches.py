@@ -35,6 +35,7 @@ from tests.fakes import FakeClock, new_refusals
 from tests.protocols.websocket.conftest import Disk
 from tests.protocols.websocket.peers import Peers, PlainPeer, ask, open_peers, register
 from tests.protocols.websocket.test_device_channel import TOKEN, say
+from tests.rows import each_row
 from tests.stores import MigratedEngine
 
 WITH_ACK, WITHOUT_ACK = "/v1.1/websocket?ack=true", "/v1.1/websocket"
@@ -132,7 +133,7 @@ def test_frames_of_one_turn_mean_what_they_mean_one_by_one(
     compare(rate, steps, ack=ack)
 
 
-@pytest.mark.parametrize("other", NEARLY_USUAL)
+@each_row("other", NEARLY_USUAL)
 def test_a_frame_that_is_nearly_usual_means_the_same_among_usual_ones(other: str) -> None:
     for ack in (True, False):
         compare(Rate(50, 50), [[USUAL, OF_B, other, USUAL], [other, other, USUAL]], ack=ack)

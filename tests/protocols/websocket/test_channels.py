@@ -3,7 +3,6 @@
 import json
 
 import msgpack
-import pytest
 import trio
 import trio.testing
 from wsproto.events import BytesMessage, CloseConnection, Ping, Pong, TextMessage
@@ -72,7 +71,7 @@ async def _register_where_it_can_be(peer: PlainPeer, path: str) -> None:
         await peer.send({"type": "register", "sdid": KITCHEN})
 
 
-@pytest.mark.parametrize("path", OPEN)
+@each_row("path", OPEN)
 async def test_pings_come_every_30_seconds(
     peers: Peers, services: Services, path: str, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -87,7 +86,7 @@ async def test_pings_come_every_30_seconds(
         assert isinstance(await peer.event(), Ping)
 
 
-@pytest.mark.parametrize("path", OPEN)
+@each_row("path", OPEN)
 async def test_a_client_that_writes_message_pack_gets_pings_in_message_pack(
     peers: Peers, path: str, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -101,7 +100,7 @@ async def test_a_client_that_writes_message_pack_gets_pings_in_message_pack(
     assert frame == {"type": "ping", "ts": NOW_MS}
 
 
-@pytest.mark.parametrize("path", OPEN)
+@each_row("path", OPEN)
 async def test_silence_for_90_seconds_ends_the_connection(
     peers: Peers, services: Services, path: str, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -148,14 +147,14 @@ async def test_a_client_may_close_with_any_code(peers: Peers, path: str, code: i
     assert not await peer.stream.receive_some()
 
 
-@pytest.mark.parametrize("path", OPEN)
+@each_row("path", OPEN)
 async def test_a_stop_closes_connections_without_a_device(peers: Peers, services: Services, path: str) -> None:
     socket = await peers.connect(path)
     services.core.life.stop()
     assert await closing(socket) == (1001, "server shuts down")
 
 
-@pytest.mark.parametrize("path", OPEN[1:])
+@each_row("path", OPEN[1:])
 async def test_frames_of_a_subscriber_are_ignored(
     peers: Peers, path: str, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -168,18 +167,18 @@ async def test_frames_of_a_subscriber_are_ignored(
     assert socket.closed is None
 
 
-@pytest.mark.parametrize("path", ["websocket", "live", "events"])
+@each_row("path", ["websocket", "live", "events"])
 async def test_the_root_with_a_capital_is_the_root(peers: Peers, path: str) -> None:
     """Published clients send `/V1.1` (reference 2)."""
     socket = await peers.connect(f"/V1.1/{path}?Authorization=bearer+{KITCHEN_TOKEN}")
     await socket.aclose()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("ts", "stored", "warned"),
     [("5", 5, False), (f"{NOW_MS - 1}.9", NOW_MS - 1, False), (1_759_999_999, 1_759_999_999, True)],
 )
-@pytest.mark.parametrize("together", [1, 3])
+@each_row("together", [1, 3])
 async def test_a_time_may_be_a_text_and_one_in_seconds_is_told(
     peers: Peers, ts: object, stored: int, warned: bool, together: int
 ) -> None:

@@ -183,7 +183,7 @@ async def test_names_and_patterns_choose_the_events(
         assert [frame["event"] for frame in await heard(socket)] == expected
 
 
-@pytest.mark.parametrize("name", KINDS)
+@each_row("name", KINDS)
 async def test_a_device_event_names_owner_application_device_and_type(
     autojump_clock: MockClock, services: Services, peers: Peers, world: World, name: str
 ) -> None:
@@ -225,7 +225,7 @@ async def test_a_status_without_an_event_is_not_sent(
         assert await heard(socket) == []
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("token", "query", "hears"),
     [
         (ADA_TOKEN, "", True),

@@ -180,7 +180,7 @@ async def test_a_device_created_later_is_seen(peers: Peers, services: Services, 
     assert [(await said(socket))["sdid"] for _ in range(2)] == [KITCHEN, ATTIC]
 
 
-@pytest.mark.parametrize("sockets", [False, True])
+@each_row("sockets", [False, True])
 async def test_who_has_the_answer_to_the_handshake_has_subscribed(
     peers: Peers, services: Services, sockets: bool
 ) -> None:

@@ -228,8 +228,8 @@ REFUSED_REGISTRATIONS = [
 ]
 
 
-@pytest.mark.parametrize("path", [CHANNEL, WITH_ACK])
-@pytest.mark.parametrize("frame", REGISTRATIONS)
+@each_row("path", [CHANNEL, WITH_ACK])
+@each_row("frame", REGISTRATIONS)
 async def test_registration(peers: Peers, services: Services, path: str, frame: dict[str, object]) -> None:
     socket = await peers.connect(path)
     await say(socket, type="register", cid="r", **frame)
@@ -401,7 +401,7 @@ async def test_message_with_ack(peers: Peers, text: str, refusal: tuple[int, str
         assert answer == error(*refusal)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "frame",
     [
         {"data": {"secret": "x" * 1014}},
@@ -696,7 +696,7 @@ async def test_a_stranger_on_the_device_channel_is_closed_after_a_handful_of_fra
     assert await peer.end() == (1008, "no device is registered")
 
 
-@pytest.mark.parametrize("path", ["/v1.1/live", CHANNEL])
+@each_row("path", ["/v1.1/live", CHANNEL])
 async def test_a_flood_of_pings_waits_in_line_and_is_answered(
     peers: Peers, services: Services, path: str, autojump_clock: trio.testing.MockClock
 ) -> None:

@@ -11,6 +11,7 @@ from tests.broker.device_management.devices import FakeSession
 from tests.broker.rules.home import Home, body, when
 from tests.factories import KITCHEN, NOW_MS, World
 from tests.fakes import FakeClock
+from tests.rows import each_row
 
 WARM = when("temperature", ">", 25, duration={"value": 600})
 
@@ -48,7 +49,7 @@ async def test_a_duration_of_a_value_that_never_came(home: Home) -> None:
     )
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("expression", "now", "sentence"),
     [
         ("30 7 * * * * TZ Asia/Kolkata", "2027-05-16T12:00", "next at 2027-05-17T02:00:00Z"),

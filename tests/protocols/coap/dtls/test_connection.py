@@ -19,6 +19,7 @@ from protocols.coap.dtls.self_test import self_test
 from tests.programs import require_dtls
 from tests.protocols.coap.conftest import Time
 from tests.protocols.coap.dtls.client import client_context, psk_context
+from tests.rows import each_row
 
 ADDRESS = b"10.0.0.1:5684"
 IDENTITY, KEY = "0" * 32, bytes(range(16))
@@ -101,7 +102,7 @@ class TestCookies:
         assert context.prestate(hello[0], ADDRESS) is not None
         assert context.prestate(hello[0], b"10.0.0.2:5684") is None
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("steps", "is_good"),
         [([0.9], True), ([1.0], True), ([0.9, 0.9], True), ([1.0, 1.0], False), ([2.0], False), ([100.0], False)],
     )

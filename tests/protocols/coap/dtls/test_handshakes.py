@@ -39,6 +39,7 @@ from tests.protocols.coap.dtls.client import (
     psk_context,
     still_serves,
 )
+from tests.rows import each_row
 
 
 @pytest.fixture(autouse=True)
@@ -135,7 +136,7 @@ class TestSessionsWithCertificates:
             assert is_resumed(client)
             assert (await client.ask(post(2))).code == Code.UNAUTHORIZED
 
-    @pytest.mark.parametrize("token", ["ff" * 16, None])
+    @each_row("token", ["ff" * 16, None])
     async def test_of_strangers_are_not_kept(self, address: Address, context: SSL.Context, token: str | None) -> None:
         session = None
         for number in (1, 2):
@@ -166,8 +167,8 @@ class TestSessionsWithCertificates:
             assert not is_resumed(client)
 
 
-@pytest.mark.parametrize("order", [("ecdsa", "rsa"), ("rsa", "ecdsa")])
-@pytest.mark.parametrize("cipher", ["ECDHE-ECDSA-AES128-CCM8", "ECDHE-RSA-AES128-GCM-SHA256"])
+@each_row("order", [("ecdsa", "rsa"), ("rsa", "ecdsa")])
+@each_row("cipher", ["ECDHE-ECDSA-AES128-CCM8", "ECDHE-RSA-AES128-GCM-SHA256"])
 async def test_two_certificates_serve_clients_of_either_kind(
     services: Services,
     world: World,
@@ -187,7 +188,7 @@ async def test_two_certificates_serve_clients_of_either_kind(
 
 
 class TestPreSharedKeys:
-    @pytest.mark.parametrize(
+    @each_row(
         "cipher",
         [
             "PSK-AES128-CCM8",

@@ -36,6 +36,7 @@ from tests.protocols.coap.lwm2m.device import (
     tlv,
 )
 from tests.protocols.coap.lwm2m.test_formats import DEVICE, EXAMPLE, EXAMPLE_TLV, LEVEL, senml, senml_cbor
+from tests.rows import each_row
 
 
 @pytest.fixture
@@ -81,9 +82,7 @@ class TestRead:
         await wait_all_tasks_blocked()
         assert device.acknowledged == [7]
 
-    @pytest.mark.parametrize(
-        ("code", "shown"), [(aiocoap.NOT_FOUND, "4.04"), (aiocoap.METHOD_NOT_ALLOWED, "4.05"), (160, "5.00")]
-    )
+    @each_row(("code", "shown"), [(aiocoap.NOT_FOUND, "4.04"), (aiocoap.METHOD_NOT_ALLOWED, "4.05"), (160, "5.00")])
     async def test_that_is_refused(
         self, device: ScriptedDevice, session: ManagedSession, code: int, shown: str
     ) -> None:

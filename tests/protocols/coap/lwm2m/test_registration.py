@@ -118,7 +118,7 @@ class TestRegistration:
         await device.register(payload=payload, format_=format_)
         assert (await management.session()).offers == offers
 
-    @pytest.mark.parametrize("observe", [0, 1])
+    @each_row("observe", [0, 1])
     async def test_ignores_the_option_observe(self, device: ScriptedDevice, observe: int) -> None:
         answer = await device.register(observe=observe)
         assert (answer.code, answer.opt.observe) == (aiocoap.CREATED, None)

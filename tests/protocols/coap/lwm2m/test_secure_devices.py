@@ -26,6 +26,7 @@ from tests.protocols.coap.dtls.client import client_context, dtls_client, is_res
 from tests.protocols.coap.lwm2m.conftest import Management
 from tests.protocols.coap.lwm2m.device import TLV, DtlsTransport, ScriptedDevice, StreamTransport, Transport, content
 from tests.protocols.coap.lwm2m.test_formats import EXAMPLE, EXAMPLE_TLV
+from tests.rows import each_row
 from tests.secure_types import NOW, SECURE_TYPE, provision_secure_type
 
 
@@ -154,7 +155,7 @@ async def test_a_resumed_session_over_dtls_has_the_rights_of_now(
     )
 
 
-@pytest.mark.parametrize("whose", ["nobody's", "another's"])
+@each_row("whose", ["nobody's", "another's"])
 async def test_over_dtls_with_another_certificate(
     dtls: Address, board: Device, authority: Authority, tmp_path: Path, whose: str
 ) -> None:

@@ -34,6 +34,7 @@ from tests.protocols.coap.lwm2m.device import (
     tlv,
 )
 from tests.protocols.coap.lwm2m.test_formats import EXAMPLE, EXAMPLE_TLV
+from tests.rows import each_row
 
 FIRMWARE = tlv((3, 3, b"\0"), (3, 5, b"\0"))
 SEQUENCE = [
@@ -326,7 +327,7 @@ class TestNotifications:
 
 
 class TestSend:
-    @pytest.mark.parametrize(
+    @each_row(
         ("format_", "payload"),
         [
             (SENML_JSON, b'[{"bn":"/3/0/","n":"9","v":42},{"bn":"/","n":"3303/0/5700","v":21.5}]'),
@@ -343,7 +344,7 @@ class TestSend:
         await management.wait(lambda: management.values.get((3303, 0, 5700)) == 21.5)
         assert management.values[(3, 0, 9)] == 42
 
-    @pytest.mark.parametrize("is_too_long", [False, True])
+    @each_row("is_too_long", [False, True])
     async def test_in_blocks_has_up_to_64_KiB(  # noqa: N802
         self, device: ScriptedDevice, management: Management, is_too_long: bool
     ) -> None:

@@ -28,6 +28,7 @@ from tests.protocols.coap.lwm2m.device import (
 )
 from tests.protocols.coap.lwm2m.test_formats import DEVICE, EXAMPLE, EXAMPLE_TLV, LEVEL, lwm2m_json
 from tests.protocols.coap.lwm2m.test_sequence import FIRMWARE, SEQUENCE
+from tests.rows import each_row
 
 WITH_TOKEN = f"ep={KITCHEN}", f"token={KITCHEN_TOKEN}", "lt=300", "b=T"
 
@@ -65,7 +66,7 @@ class TestRegistration:
         assert device.signals == []
         assert session.device.id == KITCHEN
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("queries", "code"),
         [
             ((f"ep={KITCHEN}",), aiocoap.UNAUTHORIZED),

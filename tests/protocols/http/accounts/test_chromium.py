@@ -13,6 +13,7 @@ from config.settings import Address
 from tests.broker.accounts.oauth_world import WEB, OAuthWorld, provision_application
 from tests.protocols.http.accounts.browser import PASSWORD, give_password
 from tests.protocols.http.accounts.test_pages import ask_for_their_locks
+from tests.rows import each_row
 from tests.served import served
 
 if TYPE_CHECKING:  # most processes that collect tests have no use for a browser
@@ -49,7 +50,7 @@ def callback() -> Iterator[str]:
         yield f"http://127.0.0.1:{stack.enter_context(site(f'http://127.0.0.1:{landing}/landing'))}/callback"
 
 
-@pytest.mark.parametrize("consent", [False, True])
+@each_row("consent", [False, True])
 async def test_a_callback_may_go_on_to_another_origin(
     door: Address, oauth: OAuthWorld, callback: str, window: "Chromium", consent: bool
 ) -> None:

@@ -10,6 +10,7 @@ from tests.broker.accounts.claim_world import ADDRESS, open_unproved
 from tests.broker.accounts.test_resets import mails
 from tests.fakes import FakeClock
 from tests.protocols.http.accounts.browser import Browser, account_csrf, give_password
+from tests.rows import each_row
 
 PASSWORD = "correct horse battery staple"
 DAY_MS = 86_400_000
@@ -69,7 +70,7 @@ async def test_the_link_alone_proves_nothing(unproved: Browser, services: Servic
     assert not await is_proved(services)
 
 
-@pytest.mark.parametrize("code", ["", "x", "\u00fc", "gAAAAA"])
+@each_row("code", ["", "x", "\u00fc", "gAAAAA"])
 async def test_codes_that_are_none(unproved: Browser, services: Services, code: str) -> None:
     assert (await unproved.open("account/confirm", code=code)).status_code == 410
     assert not await is_proved(services)

@@ -73,7 +73,7 @@ async def test_302_invalid_request(browser: Browser, asked: dict[str, str], more
     assert told(await browser.open(url), asked) == {"error": "invalid_request", "state": STATE}
 
 
-@pytest.mark.parametrize("missing", ["", "id_token"])
+@each_row("missing", ["", "id_token"])
 async def test_302_invalid_request_of_the_response_type(browser: Browser, missing: str) -> None:
     answer = await browser.open("authorize", **CODE | {"response_type": missing})
     assert told(answer, CODE) == {"error": "invalid_request", "state": STATE}

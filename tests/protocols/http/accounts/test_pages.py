@@ -418,7 +418,7 @@ async def test_an_agreement_is_remembered_and_prompt_consent_shows_the_page_agai
     assert "code=" in (await browser.send(asked, decision="allow")).headers["location"]
 
 
-@pytest.mark.parametrize("path", ["authorize", "signin"])
+@each_row("path", ["authorize", "signin"])
 async def test_prompt_consent_shows_the_page_after_a_sign_in(browser: Browser, oauth: OAuthWorld, path: str) -> None:
     shown = await browser.sign_in(await browser.open(path, **ASKED, prompt="consent"))
     assert "See your name and e-mail address." in shown.text
@@ -569,7 +569,7 @@ async def test_sign_out_leads_nowhere_else(browser: Browser, query: str) -> None
     assert "location" not in answer.headers
 
 
-@pytest.mark.parametrize("name", ["ada@example.org", "ADA-example", " Ada@Example.org"])
+@each_row("name", ["ada@example.org", "ADA-example", " Ada@Example.org"])
 async def test_signing_in_in_a_second_tab(door: Address, oauth: OAuthWorld, name: str) -> None:
     await give_password(oauth.services, oauth.ada)
     browser = Browser(door)
@@ -580,7 +580,7 @@ async def test_signing_in_in_a_second_tab(door: Address, oauth: OAuthWorld, name
         assert done.headers["location"].startswith(f"{CALLBACK}?code=")
 
 
-@pytest.mark.parametrize(("name", "asked"), [("bob@example.org", {}), ("ada@example.org", {"prompt": "login"})])
+@each_row(("name", "asked"), [("bob@example.org", {}), ("ada@example.org", {"prompt": "login"})])
 async def test_a_second_tab_that_needs_its_own_sign_in_shows_the_form_again(
     door: Address, oauth: OAuthWorld, name: str, asked: dict[str, str]
 ) -> None:

@@ -34,6 +34,7 @@ from tests.broker.accounts.oauth_world import (
 from tests.factories import ADA
 from tests.fakes import FakeClock
 from tests.protocols.http.conftest import bearer
+from tests.rows import each_row
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Authlib warns about the version of httpx
@@ -63,7 +64,7 @@ async def whose(client: Any, door: Address) -> str:
     return user_id
 
 
-@pytest.mark.parametrize("proof", ["client_secret_basic", "client_secret_post"])
+@each_row("proof", ["client_secret_basic", "client_secret_post"])
 async def test_authorization_code_and_refresh(
     door: Address, oauth: OAuthWorld, token_url: str, fake_clock: FakeClock, proof: str
 ) -> None:
@@ -125,7 +126,7 @@ async def lossy_proxy(door: Address, lost: int) -> AsyncIterator[str]:
         nursery.cancel_scope.cancel()
 
 
-@pytest.mark.parametrize("lost", [1, 2])
+@each_row("lost", [1, 2])
 async def test_authlib_goes_on_after_a_lost_answer(door: Address, oauth: OAuthWorld, lost: int) -> None:
     tokens = await oauth.user_tokens(WEB)
     async with lossy_proxy(door, lost) as url, AsyncOAuth2Client(WEB, SECRETS[WEB], token=tokens) as client:

@@ -164,7 +164,7 @@ async def test_the_continuation_is_checked(browser: Browser, phone: Phone) -> No
 # Ways around it
 
 
-@pytest.mark.parametrize("path", ["authorize", "signin"])
+@each_row("path", ["authorize", "signin"])
 async def test_no_page_of_an_application_opens(browser: Browser, phone: Phone, path: str) -> None:
     await browser.sign_in(await browser.open(path, **ASKED))
     assert title(await browser.open(path, **ASKED)) == "Sign in"
@@ -178,7 +178,7 @@ async def test_a_device_is_not_connected(browser: Browser, phone: Phone, oauth: 
     assert title(entered) == "Sign in"
 
 
-@pytest.mark.parametrize("path", ["account", "account/second-factor"])
+@each_row("path", ["account", "account/second-factor"])
 async def test_the_account_is_not_shown(browser: Browser, phone: Phone, path: str) -> None:
     asked = await browser.sign_in(await browser.open(path))
     assert title(asked) == "Enter your code"
@@ -186,7 +186,7 @@ async def test_the_account_is_not_shown(browser: Browser, phone: Phone, path: st
         assert title(await browser.open(own)) == "Sign in"
 
 
-@pytest.mark.parametrize("path", ["account/sessions", "account/second-factor", "account/second-factor/remove"])
+@each_row("path", ["account/sessions", "account/second-factor", "account/second-factor/remove"])
 async def test_nothing_is_changed_without_a_session(browser: Browser, phone: Phone, path: str) -> None:
     await browser.sign_in(await browser.open("account"))
     assert title(await browser.client.post(path, data={"code": phone.next_code()})) == "Sign in"

@@ -93,7 +93,7 @@ async def test_an_unexpected_failure_is_a_server_error(
     check_headers(answer)
 
 
-@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/token", 405), ("GET", "/nothing", 404)])
+@each_row(("method", "path", "status"), [("GET", "/token", 405), ("GET", "/nothing", 404)])
 async def test_every_refusal_forbids_storing(accounts: httpx.AsyncClient, method: str, path: str, status: int) -> None:
     answer = await accounts.request(method, path)
     assert answer.status_code == status
@@ -143,7 +143,7 @@ async def test_a_body_that_is_too_long_is_a_flat_refusal_without_a_traceback(
     assert "exc_info" not in repr(logs)
 
 
-@pytest.mark.parametrize("error", [StorageUnavailable, StoreError])
+@each_row("error", [StorageUnavailable, StoreError])
 async def test_a_store_that_fails_is_temporarily_unavailable(
     accounts: httpx.AsyncClient, services: Services, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:

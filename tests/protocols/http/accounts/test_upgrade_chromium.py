@@ -15,6 +15,7 @@ from tests.broker.accounts.oauth_world import provision_application
 from tests.builders import ServicesOpener
 from tests.factories import ADA_TOKEN, DASHBOARD, KITCHEN, LIGHT_TYPE, World
 from tests.protocols.http.accounts.test_chromium import site
+from tests.rows import each_row
 
 if TYPE_CHECKING:  # most processes that collect tests have no use for a browser
     from tests.browser import Chromium
@@ -54,7 +55,7 @@ def elsewhere() -> Iterator[str]:
         yield f"http://127.0.0.1:{stack.enter_context(site(f'http://127.0.0.1:{landing}/landing'))}/first"
 
 
-@pytest.mark.parametrize("is_open", [True, False])
+@each_row("is_open", [True, False])
 async def test_the_button_leads_to_the_processor_and_to_the_application(
     services: Services,
     door: Address,

@@ -96,7 +96,7 @@ async def test_a_token_that_is_refused_early_is_refreshed_once(browser: Browser,
     assert (await browser.device())["cloudAuthorization"] == "AUTHORIZED"
 
 
-@pytest.mark.parametrize("refused", ["at the token endpoint", "for ever"])
+@each_row("refused", ["at the token endpoint", "for ever"])
 async def test_a_token_that_the_third_party_revoked_ends_the_link(
     browser: Browser, cloud: ThirdPartyCloud, fake_clock: FakeClock, refused: str
 ) -> None:

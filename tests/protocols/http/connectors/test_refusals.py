@@ -4,7 +4,6 @@ from typing import Any
 
 import httpx
 import msgspec
-import pytest
 
 from broker.cluster.kinds import DEVICE
 from broker.connectors.terms import ConnectorTerms
@@ -71,8 +70,8 @@ async def test_who_may_link_and_unlink(
     assert answer.status_code == status
 
 
-@pytest.mark.parametrize("method", ["POST", "DELETE"])
-@pytest.mark.parametrize("token", [ADA_TOKEN, APPLICATION_TOKEN])
+@each_row("method", ["POST", "DELETE"])
+@each_row("token", [ADA_TOKEN, APPLICATION_TOKEN])
 async def test_users_of_a_share_and_their_applications_may_not_link_the_device(
     services: Services, world: World, api: httpx.AsyncClient, browser: Browser, method: str, token: str
 ) -> None:
@@ -88,7 +87,7 @@ async def test_users_of_a_share_and_their_applications_may_not_link_the_device(
     assert (await api.request(method, f"/devices/{BOBS}/providerauth", headers=headers)).status_code == 403
 
 
-@pytest.mark.parametrize("method", ["POST", "DELETE"])
+@each_row("method", ["POST", "DELETE"])
 async def test_a_type_without_connector_is_a_conflict(api: httpx.AsyncClient, method: str) -> None:
     answer = await api.request(method, PROVIDER_AUTH, headers=bearer(ADA_TOKEN) | {"Referer": REFERER})
     assert (answer.status_code, answer.json()["error"]["message"]) == (409, "Device type has no cloud connector.")
@@ -120,7 +119,7 @@ async def test_the_referer_must_be_of_the_application(
     assert (error["code"], error["errors"]) == (4001, [[{"field": "Referer", "messages": [INVALID]}]])
 
 
-@pytest.mark.parametrize("referer", ["https://app.example.org/", "https://APP.example.org:8443/x?y#z"])
+@each_row("referer", ["https://app.example.org/", "https://APP.example.org:8443/x?y#z"])
 async def test_only_scheme_and_host_of_the_referer_count(browser: Browser, referer: str) -> None:
     assert (await browser.begin(headers={"Referer": referer})).status_code == 302
 
@@ -265,7 +264,7 @@ async def test_a_callback_with_too_many_parameters(api: httpx.AsyncClient, brows
 # Notifications of third parties
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("path", "status"),
     [
         (f"/cloudconnectors/{'dt' + 'ff' * 16}/thirdpartynotifications", 404),

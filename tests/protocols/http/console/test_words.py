@@ -4,7 +4,7 @@ import re
 from importlib.resources import files
 from typing import Final
 
-import pytest
+from tests.rows import each_row
 
 #: Relative clauses instead of names, and words of the program for things of people.
 IDIOM: Final = (
@@ -27,7 +27,7 @@ FOLDERS: Final = (
 )
 
 
-@pytest.mark.parametrize("place", FOLDERS)
+@each_row("place", FOLDERS)
 def test_pages_and_mails_speak_plainly(place: str) -> None:
     package, _, folder = place.partition(":")
     found = []
