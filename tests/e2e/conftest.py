@@ -4,7 +4,7 @@ import datetime as dt
 import ipaddress
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from cryptography.x509.oid import NameOID
 from tests.daemon import APPLICATION_TOKEN, USER_TOKEN, Daemon, bearer, device_id, running_daemon
 from tests.e2e.accounts.node_program import axe_script, installed_programs
 from tests.forked_program import forked_program
+from tests.properties import IS_CI
 
 if TYPE_CHECKING:  # most tests have no use for a browser
     from tests.browser import Chromium
@@ -78,11 +79,11 @@ def node_folder() -> Path:
 
 @pytest.fixture(scope="module")
 def with_axe(window: "Chromium", node_folder: Path) -> Iterator[None]:
-    """From here to the end of the file, each page has axe when it is opened.
+    """From here to the end of the file, each page has axe when it is opened, in CI, where most are looked at.
 
     To bring it to a page that is open takes 70 ms of processor time.
     """
-    with window.bringing(axe_script(node_folder)):
+    with window.bringing(axe_script(node_folder)) if IS_CI else nullcontext():
         yield
 
 

@@ -16,7 +16,6 @@ PASSWORD: Final = "correct horse battery staple"
 THEA_EMAIL: Final = "thea@example.org"  # a user with too many wrong passwords
 FRIDA_EMAIL: Final = "frida@example.org"  # a user who sets a new password
 GALE_EMAIL: Final = "gale@example.org"  # a user who asks for a reset and sets no new password
-SHARON_EMAIL: Final = "sharon@example.org"  # a user with whom Ada shares a light
 OWN_EMAILS: Final = tuple(f"own{number}@example.org" for number in range(13))  # each for one test
 WEB, MOBILE, PAGE, SERVER, TV = (f"e{number}" * 16 for number in range(5))
 SECRETS: Final = {WEB: "s3cret %2B+:x", SERVER: "server s3cret"}
@@ -119,11 +118,6 @@ password = "{PASSWORD}"
 [[users]]
 email = "{GALE_EMAIL}"
 full_name = "Gale"
-password = "{PASSWORD}"
-
-[[users]]
-email = "{SHARON_EMAIL}"
-full_name = "Sharon"
 password = "{PASSWORD}"
 
 {"".join(f'[[users]]{chr(10)}email = "{one}"{chr(10)}password = "{PASSWORD}"{chr(10)}' for one in OWN_EMAILS)}

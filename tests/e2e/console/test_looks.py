@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Final
 
 from tests.browser import DESKTOP, PHONE
-from tests.daemon import device_id
+from tests.daemon import LIGHT_TYPE, device_id
 from tests.e2e.accounts.test_looks import faults, findings
 from tests.e2e.console.user import User
 from tests.e2e.console.world import Site
+from tests.properties import in_ci
 
 
 def devices(user: User) -> None:
@@ -40,12 +41,6 @@ def waiting_device(user: User) -> None:
     user.sees("Hide the token")
 
 
-def no_such_device(user: User) -> None:
-    user.open(f"/devices/{'9' * 32}")
-    user.sees("No such device")
-    user.was_refused(404)
-
-
 def new_device(user: User) -> None:
     user.open("/devices/new")
     user.sees("Actions: setOn")
@@ -70,26 +65,38 @@ def really(user: User) -> None:
     user.sees("Revoke Dashboard?", "dialog")
 
 
-PAGES: Final[list[Callable[[User], None]]] = [
-    no_device,
-    device,
-    waiting_device,
-    no_such_device,
-    wrong_name,
-    really,
-]
+TYPE: Final = f"/developer/types/{LIGHT_TYPE}"
+#: States that axe looks at, too.
+STATES: Final[list[Callable[[User], None]]] = [no_device, device, waiting_device, wrong_name, really]
+#: Pages with little or nothing to show, each with words that it shows when it is complete.
+EMPTY: Final = {
+    f"{TYPE}/list": "Certificates",
+    f"{TYPE}/connector": "no cloud connector",
+    f"{TYPE}/errors": "Failed messages",
+    "/developer/tasks/" + "9" * 32: "Not found",
+    "/operator/refusals": "The latest refusals",
+}
 
 
+@in_ci
 def test_pages_have_no_overflow_and_no_findings_of_axe(
     with_axe: None, ada: User, site: Site, screenshots: Path | None, node_folder: Path
 ) -> None:
     site.send(1, state=True, intensity=99, colorRGB={"r": 1, "g": 2, "b": 3}, text="a rather long text " * 5)
     wrong = []
-    for number, lead_to in enumerate(PAGES):
+    for number, lead_to in enumerate(STATES):
         ada.browser.show(DESKTOP, dark=False)
         lead_to(ada)
         # They share their colors.
         wrong += faults(ada.browser, node_folder, lead_to.__name__, screenshots, dark=number % 2 == 1)
+    for path, words in EMPTY.items():
+        ada.browser.show(DESKTOP, dark=False)
+        ada.browser.open(ada.origin + path)
+        ada.sees(words, "#page")
+        if words.startswith(("Not found", "no cloud")):
+            ada.was_refused(404 if "found" in words else 409)
+        name = path.strip("/").replace("/", "_")
+        wrong += faults(ada.browser, node_folder, name, screenshots, dark=False, with_axe=False)
     assert wrong == [], "\n".join(wrong)
 
 

@@ -14,7 +14,7 @@ const entries = new DataTable(_("Entries"), [
   { name: _("By"), value: (one) => plainNames(one.actor) || _("a stranger or the service"), cell: (one) => withNames(one.actor || _("a stranger or the service")) },
   { name: _("From"), value: (one) => one.address },
   { name: _("About"), value: (one) => plainNames(one.object), cell: (one) => withNames(one.object) },
-  { name: _("Outcome"), value: (one) => one.outcome, cell: (one) => h("span", { class: `badge ${one.outcome === "done" ? "" : "bad"}` }, one.outcome) },
+  { name: _("Outcome"), value: (one) => one.outcome, cell: (one) => h("span", { class: `badge ${one.outcome === "done" ? "" : "bad"}` }, worded(one.outcome)) },
   { name: _("Details"), value: (one) => plainNames(detailWords(one.details)), cell: (one) => withNames(detailWords(one.details)) },
 ], { empty: _("No entry fits."), file: "audit.csv" });
 
