@@ -1,4 +1,4 @@
-"""How many examples a property test tries: two of ten in `make test`, one of ten in daily use (`make check`).
+"""How many examples a property test tries: two of ten in CI's run (`CI=true`), one of ten in other ones.
 
 Each run has others. All that a test names are tried with `--hypothesis-profile=full`.
 
@@ -27,7 +27,7 @@ def register_profiles() -> None:
         hypothesis.settings.register_profile(
             name, hypothesis.settings.default, max_examples=count, deadline=None, suppress_health_check=slow
         )
-    hypothesis.settings.load_profile("run")
+    hypothesis.settings.load_profile("run" if IS_CI else "daily")
 
 
 def examples(count: int) -> int:
@@ -38,7 +38,7 @@ def examples(count: int) -> int:
 
 
 def every_nth_daily(nth: int, rows: Sequence[Row]) -> Sequence[Row]:
-    """The rows of a table whose product with others takes seconds: all in `make test`, a part of them in daily use.
+    """The rows of a table whose product with others takes seconds: all in CI's run, a part of them in other ones.
 
     Call it while pytest collects tests; the profile is known by then.
     """

@@ -22,6 +22,7 @@ from storage.engines import engine_of
 from storage.keys import DeviceTypeKey, Milliseconds
 from storage.sizes import DAYS, HOURS, INDEX, MESSAGES, MINUTES, OTHER, WEEK_MS, Sample, Sizes, StorePart
 from tests.postgresql import ENGINE
+from tests.properties import in_ci
 from tests.rows import each_row
 from tests.stores import begin_store, lift_references, storage_of, store_of
 
@@ -133,7 +134,11 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("later", "kept"), [(30, {}), (LATER, {"retention_days": 20, "minute_rollup_days": 15, "hour_rollup_days": 25})]
+    ("later", "kept"),
+    [
+        (30, {}),
+        pytest.param(LATER, {"retention_days": 20, "minute_rollup_days": 15, "hour_rollup_days": 25}, marks=in_ci),
+    ],
 )
 async def test_the_store_has_the_forecast_size_months_later(state: Path, later: int, kept: dict[str, int]) -> None:
     settings = settings_with(state, **kept)

@@ -12,6 +12,7 @@ from tests.broker.rules.home import Home
 from tests.builders import ServicesOpener
 from tests.factories import NOW_MS, build_world
 from tests.fakes import FakeClock
+from tests.properties import examples
 
 _AFTER_SECONDS: Final = 20
 _STEPS: Final = 60
@@ -59,7 +60,7 @@ class Model:
 
 
 @pytest.mark.parametrize("clear_after", [None, _AFTER_SECONDS])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(examples(20)))
 async def test_alarms_follow_from_the_log(
     opener: ServicesOpener,
     fake_clock: FakeClock,

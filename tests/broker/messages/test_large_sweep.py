@@ -19,6 +19,7 @@ from storage.database import Database
 from storage.engines.sqlite import SqliteEngine
 from storage.journal import Journal
 from storage.keys import DeviceKey, Milliseconds
+from tests.properties import in_ci
 from tests.sizes.store import DAYS, fill_log
 from tests.stores import make_store
 
@@ -60,6 +61,7 @@ class Innocent:
         return statistics.quantiles(times, n=100)[98]
 
 
+@in_ci
 @pytest.mark.sqlite("its file and its writer")
 async def test_an_innocent_hardly_waits_for_a_sweep_of_half_of_the_store(tmp_path: Path) -> None:
     store = tmp_path / "store.sqlite"

@@ -12,7 +12,7 @@ from broker.models.learner import LearningFailed, ProcessLearner
 from broker.models.state import DAY_MS, Learned, TrainingJob
 from tests.broker.models.worlds import MINUTE_MS, learned
 from tests.factories import NOW_MS
-from tests.properties import examples
+from tests.properties import examples, in_ci
 
 if TYPE_CHECKING:
     from broker.models.learning import Sample
@@ -104,6 +104,7 @@ def test_a_higher_sensitivity_finds_no_fewer_anomalies(sensitivity: float, actua
         assert model.is_anomaly({"a.t": 0.0}, actual, 0, sensitivity + 1)
 
 
+@in_ci
 @pytest.mark.processes
 async def test_the_process_learns_what_the_function_does_and_refuses_what_is_no_number() -> None:
     job = TrainingJob("a.t", ["a.t"], MINUTE_MS, {"a.t": wave(60)})

@@ -30,6 +30,7 @@ from storage.rollups import RollupStore
 from storage.transaction import Transaction
 from tests.broker.export.test_exports import ada, asking, finished, hall, kitchen, send
 from tests.factories import BOB_TOKEN, BOBS, KITCHEN, NOW_MS
+from tests.properties import examples
 
 __all__ = ["ada", "hall", "kitchen"]
 
@@ -101,7 +102,7 @@ def rounded(buckets: Buckets) -> dict[Any, Any]:
     }
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(examples(20)))
 async def test_what_is_left_is_counted_as_if_the_others_had_never_come(
     services: Services, ada: Caller, kitchen: Device, hall: Device, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:

@@ -1,6 +1,6 @@
 """Reach of an application in the trials of its user, an administrator (reference 4.7 and 14.1)."""
 
-from typing import Any, Final
+from typing import Final
 
 import httpx
 import pytest
@@ -92,7 +92,7 @@ async def test_an_administrator_is_one_only_through_an_application_that_manages_
 
 
 @pytest.mark.parametrize("application", APPLICATIONS)
-async def test_the_secret_is_shown_to_an_application_that_manages_the_trial(
+async def test_its_secret_and_its_exports_are_for_applications_that_manage_the_trial(
     api: httpx.AsyncClient, services: Services, world: World, application: str
 ) -> None:
     token, is_managing = APPLICATIONS[application]
@@ -104,16 +104,6 @@ async def test_the_secret_is_shown_to_an_application_that_manages_the_trial(
     assert one == listed
     assert one.keys() >= {"id", "name", "ownerId"}
     assert {"aid", "clientSecret"} <= one.keys() if is_managing else {"aid", "clientSecret"}.isdisjoint(one)
-
-
-@pytest.mark.parametrize("application", APPLICATIONS)
-async def test_an_export_by_trial_is_for_applications_that_manage_it(
-    api: httpx.AsyncClient, services: Services, world: World, application: str
-) -> None:
-    token, is_managing = APPLICATIONS[application]
-    await add_people(services, world)
-    made = await build_trial(services, world)
-    token = await sign_in(services, world, made, token, trials=is_managing)
     answer = await exported_by_trial(api, token, made.trial.record.id)
     assert answer.status_code == (200 if is_managing else 403)
     if not is_managing:
@@ -167,17 +157,18 @@ async def reach(services: Services, world: World) -> ReachWorld:
     return await build_reach_world(services, world)
 
 
-@pytest.mark.parametrize("grants", GRANTS)
 async def test_no_other_grant_gives_trials(
-    api: httpx.AsyncClient, services: Services, world: World, reach: ReachWorld, grants: str
+    api: httpx.AsyncClient, services: Services, world: World, reach: ReachWorld
 ) -> None:
     """The column "trials" of the table of grants: the trial is made in the console, so that no application made it."""
     await add_people(services, world)
     made = await build_trial(services, world)
     await sign_in(services, world, made, trials=False)
     trial = (await call(api, CONSOLES, "POST", "/trials", {"name": "Sleep"})).json()["data"]
-    await reach.grant(grants)
-    shown = (await call(api, ADA_TOKEN, "GET", f"/trials/{trial['id']}")).json()["data"]
-    assert ("clientSecret" in shown) is (grants == "trials")
-    members: Any = await api.get(f"/trials/{trial['id']}/administrators", headers=bearer(ADA_TOKEN))
-    assert members.status_code == (200 if grants == "trials" else 403)
+    given = {}
+    for grants in GRANTS:
+        await reach.grant(grants)
+        shown = (await call(api, ADA_TOKEN, "GET", f"/trials/{trial['id']}")).json()["data"]
+        members = await api.get(f"/trials/{trial['id']}/administrators", headers=bearer(ADA_TOKEN))
+        given[grants] = ("clientSecret" in shown, members.status_code)
+    assert given == {grants: (True, 200) if grants == "trials" else (False, 403) for grants in GRANTS}

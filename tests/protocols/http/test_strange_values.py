@@ -61,7 +61,7 @@ def members(example: Any) -> list[list[str | int]]:
 
 
 def bodies(call: RestCall) -> list[bytes]:
-    """The example of the call, once with every second value in the place of each member, and each of these alone.
+    """The example of the call, once with every third value in the place of each member, and each of these alone.
 
     What a call does not get, the next one gets, so each kind of member meets each value.
     """
@@ -73,7 +73,7 @@ def bodies(call: RestCall) -> list[bytes]:
         else []
     )
     turn = BODIES.index(call) % len(VALUES)
-    values = every_nth_daily(2, (VALUES[turn:] + VALUES[:turn])[::2])
+    values = every_nth_daily(2, (VALUES[turn:] + VALUES[:turn])[::3])
     found = [value.encode() for value in values]
     paths: list[list[Any]] = [*members(example), *([name] for name in names if name not in example)]
     for path in paths:

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.programs import require_program
+from tests.properties import in_ci
 
 ALERTS = Path(__file__).parents[3] / "config" / "prometheus" / "alerts.yml"
 TESTS = Path(__file__).parent / "alerts_of_nodes.yml"
 
 
+@in_ci
 @pytest.mark.processes
 def test_each_alert_about_nodes_rings_and_none_while_all_is_well(tmp_path: Path) -> None:
     promtool = require_program("promtool")

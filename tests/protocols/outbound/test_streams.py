@@ -11,6 +11,7 @@ from broker.subscriptions.port import StreamFailed, StreamRejected, StreamTarget
 from protocols.outbound import streams
 from protocols.outbound.streams import CloudStreams, boto_connect
 from storage.keys import Milliseconds, Position
+from tests.properties import in_ci
 from tests.rows import each_row
 from tests.served import served
 
@@ -37,6 +38,7 @@ def endpoint() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.server_port}"
 
 
+@in_ci
 async def test_records_arrive_in_order_and_a_stream_that_is_missing_is_rejected(endpoint: str) -> None:
     import boto3
 

@@ -26,6 +26,7 @@ from storage.keys import DeviceKey, Milliseconds, Position
 from storage.records import MessageRow
 from storage.sql import StoreError
 from tests.daemon import USER_TOKEN, bearer, device_id, running_daemon
+from tests.properties import in_ci
 from tests.served import served
 
 
@@ -161,6 +162,7 @@ def collector() -> Iterator[tuple[str, list[ExportTraceServiceRequest]]]:
         yield address, received
 
 
+@in_ci
 @pytest.mark.processes
 def test_a_collector_gets_the_trace_of_a_message(tmp_path: Path) -> None:
     with collector() as (endpoint, received):

@@ -28,7 +28,7 @@ from tests.protocols.mqtt.peers import Server
 from tests.protocols.websocket.peers import open_peers
 from tests.rows import each_row
 
-CONNECTIONS = 20
+CONNECTIONS = 10
 BYTES = 60_000
 
 

@@ -23,6 +23,7 @@ from tests.builders import ServicesOpener
 from tests.factories import ADA_TOKEN, KITCHEN, LIGHT_TYPE, NOW_MS, build_world
 from tests.fakes import FakeClock
 from tests.programs import require_node_module
+from tests.properties import in_ci
 from tests.protocols.http.conftest import bearer
 from tests.protocols.http.connectors.conftest import (
     PROVIDER_AUTH,
@@ -81,7 +82,7 @@ def oidc_provider() -> Iterator[str]:
             process.kill()
 
 
-@pytest.fixture(params=["small", pytest.param("oidc-provider", marks=pytest.mark.processes)])
+@pytest.fixture(params=["small", pytest.param("oidc-provider", marks=(pytest.mark.processes, in_ci))])
 async def cloud(request: pytest.FixtureRequest, nursery: trio.Nursery) -> ThirdPartyCloud:
     if request.param == "small":
         cloud = ThirdPartyCloud()
