@@ -36,11 +36,10 @@ def test_the_sentences_of_the_permission_screen_are_those_of_the_account(person:
 def test_the_former_addresses_lead_to_the_page_with_every_function(person: Person) -> None:
     browser = person.browser
     person.enter_account(OWN_EMAILS[11])
-    for address in ("/accounts/account", "/console/account", "/console/applications"):
+    for address in ("/accounts/account", "/console/applications"):
         browser.open(f"{person.site.origin}{address}")
         browser.wait(lambda: "/console/account" in browser.url)
         assert browser.texts("#account h2") == list(SECTIONS), address
-    person.visit("account")
     browser.follow("Set up a second factor")
     assert browser.heading == "Set up a second factor"
 

@@ -1,10 +1,9 @@
 """The browser fixture detects everything that a page must not do. All tests of the pages rely on that."""
 
-import pytest
-
 from tests.browser import Chromium
 from tests.e2e.accounts.person import Person
 from tests.e2e.accounts.world import WEB, Site
+from tests.rows import each_row
 
 
 def breaking(person: Person, script: str) -> Chromium:
@@ -15,7 +14,7 @@ def breaking(person: Person, script: str) -> Chromium:
     return person.browser
 
 
-@pytest.mark.parametrize(
+@each_row(
     "script",
     [
         "document.body.appendChild(Object.assign(document.createElement('script'), {text: '1'}))",

@@ -7,11 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from config.limits import APPLICATION_TOKEN_SECONDS, USER_TOKEN_SECONDS
+from config.limits import USER_TOKEN_SECONDS
 from tests.daemon import ADA, ADA_EMAIL
 from tests.e2e.accounts.node_program import NodeProgram, running_node
 from tests.e2e.accounts.person import Person
-from tests.e2e.accounts.world import SECRETS, SERVER, TV, WEB, Site
+from tests.e2e.accounts.world import SECRETS, TV, WEB, Site
+from tests.properties import in_ci
+
+#: Authlib shows most of it, without a program of its own.
+pytestmark = in_ci
 
 
 def running_client(folder: Path, site: Site, flow: str, client_id: str) -> AbstractContextManager[NodeProgram]:
@@ -57,13 +61,6 @@ def test_the_strategy_that_node_red_signs_in_with(node_folder: Path, person: Per
     assert got == {"issuer": site.origin, "id": ADA, "name": name, "email": ADA_EMAIL}
 
 
-def test_client_credentials(node_folder: Path, site: Site) -> None:
-    with running_client(node_folder, site, "client_credentials", SERVER) as client:
-        got = client.hear()
-    assert APPLICATION_TOKEN_SECONDS - 60 < got["lifetime"] <= APPLICATION_TOKEN_SECONDS
-    assert got["refresh_token"] is None
-
-
 @pytest.fixture
 def television(node_folder: Path, site: Site) -> Iterator[NodeProgram]:
     """A client that polls at the interval that the server asked for."""
@@ -80,13 +77,3 @@ def test_limited_input_is_polled_until_the_person_agrees(television: NodeProgram
     person.browser.press("Allow")
     assert person.browser.heading == "Device connected"
     assert television.hear() == {"user": ADA}
-
-
-def test_limited_input_is_polled_until_the_person_denies(television: NodeProgram, person: Person) -> None:
-    shown = television.hear()
-    person.browser.open(shown["complete"])
-    person.sign_in()
-    person.browser.press("Continue")
-    person.browser.press("Deny")
-    assert person.browser.heading == "Device refused"
-    assert television.hear() == {"error": "access_denied"}

@@ -2,27 +2,39 @@
 
 from urllib.parse import urlsplit
 
-import pytest
-
 from config.limits import PASSWORD_MISSES
 from tests.daemon import ADA_EMAIL
 from tests.e2e.accounts.callback import query_of
 from tests.e2e.accounts.person import NAME_LABEL, Person
 from tests.e2e.accounts.world import MOBILE, PAGE, PASSWORD, THEA_EMAIL, WEB, WEB_NAME, Site
+from tests.rows import each_row
 
 WRONG = "The e-mail address or the password is wrong."
 CHALLENGE = {"code_challenge": "c" * 43, "code_challenge_method": "S256"}
 
 
 def test_a_wrong_password_is_said_and_the_right_one_goes_on(person: Person, site: Site) -> None:
+    """The consent page names the application and what it asks for. The cookies are for this site only."""
     person.asked_by(WEB)
     assert WEB_NAME in person.browser.text
+    form = person.browser.cookies()
     person.sign_in(password="wrong horse")
     assert person.browser.alert == WRONG
     assert person.browser.value(NAME_LABEL) == ADA_EMAIL
     person.browser.focuses("Password")
     person.sign_in()
+    for text in (WEB_NAME, "Sunshade Works", "Brightlight Lamp", "Brightlight Weather Station", ADA_EMAIL):
+        assert text in person.browser.text
+    session = person.browser.cookies()
     assert query_of(person.agree()).keys() == {"code", "state"}
+    assert (set(form), set(session)) == ({"trunkline_form"}, {"trunkline_session"})
+    for cookie in (*form.values(), *session.values()):
+        assert (cookie["httpOnly"], cookie["secure"], cookie["sameSite"]) == (True, True, "Lax")
+        assert cookie["domain"] == "127.0.0.1"  # no other host
+    # The session is the console's, too.
+    assert (form["trunkline_form"]["path"], session["trunkline_session"]["path"]) == ("/accounts", "/")
+    assert form["trunkline_form"]["session"]
+    assert not session["trunkline_session"]["session"]
 
 
 def test_denying_redirects_with_access_denied(person: Person, site: Site) -> None:
@@ -32,20 +44,8 @@ def test_denying_redirects_with_access_denied(person: Person, site: Site) -> Non
     assert query_of(site.callback.take()) == {"error": "access_denied", "state": "s 1&é"}
 
 
-def test_the_consent_page_names_the_application_and_what_it_asks_for(person: Person) -> None:
-    person.asked_by(WEB)
-    person.sign_in()
-    for text in (WEB_NAME, "Sunshade Works", "Brightlight Lamp", "Brightlight Weather Station", ADA_EMAIL):
-        assert text in person.browser.text
-
-
-def test_an_application_that_asks_for_nothing_is_answered_without_a_consent_page(person: Person, site: Site) -> None:
-    person.asked_by(MOBILE, **CHALLENGE)
-    person.sign_in()
-    assert query_of(site.callback.take()).keys() == {"code", "state"}
-
-
 def test_a_person_who_is_signed_in_is_only_asked_again_with_prompt_login(person: Person, site: Site) -> None:
+    """Or at /signin. An application that asks for nothing is answered without a consent page."""
     person.asked_by(MOBILE, **CHALLENGE)
     person.sign_in()
     first = query_of(site.callback.take())["code"]
@@ -54,12 +54,6 @@ def test_a_person_who_is_signed_in_is_only_asked_again_with_prompt_login(person:
     person.asked_by(MOBILE, prompt="login", **CHALLENGE)
     person.sign_in()
     assert len({first, second, query_of(site.callback.take())["code"]}) == 3
-
-
-def test_signin_asks_also_a_person_who_is_signed_in(person: Person, site: Site) -> None:
-    person.asked_by(MOBILE, **CHALLENGE)
-    person.sign_in()
-    site.callback.take()
     person.asked_by(MOBILE, path="signin", **CHALLENGE)
     assert person.browser.heading == "Sign in"
 
@@ -89,44 +83,15 @@ def test_wrong_passwords_are_throttled_and_with_them_the_right_one(person: Perso
     assert "Too many" in person.browser.alert
 
 
-def test_the_cookies_are_for_this_site_only(person: Person) -> None:
-    person.asked_by(WEB)
-    form = person.browser.cookies()
-    person.sign_in()
-    session = person.browser.cookies()
-    assert (set(form), set(session)) == ({"trunkline_form"}, {"trunkline_session"})
-    for cookie in (*form.values(), *session.values()):
-        assert (cookie["httpOnly"], cookie["secure"], cookie["sameSite"]) == (True, True, "Lax")
-        assert cookie["domain"] == "127.0.0.1"  # no other host
-    # The session is the console's, too.
-    assert (form["trunkline_form"]["path"], session["trunkline_session"]["path"]) == ("/accounts", "/")
-    assert form["trunkline_form"]["session"]
-    assert not session["trunkline_session"]["session"]
-
-
-def test_after_signing_out_the_back_button_shows_no_page_of_the_old_session(person: Person, site: Site) -> None:
-    person.visit("go")
-    person.sign_in()
-    assert ADA_EMAIL in person.browser.text
-    person.browser.open(site.callback.url("web"))  # the application, which has the link to log out
-    site.callback.take()
-    person.visit("logout", redirect_uri=site.callback.url("web"), state="bye")
-    assert query_of(site.callback.take()) == {"status": "logout", "state": "bye"}
-    assert "trunkline_session" not in person.browser.cookies()
-    person.browser.back()
-    person.browser.back()
-    assert ADA_EMAIL not in person.browser.text
-    assert person.browser.heading == "Sign in"
-
-
 def test_after_signing_out_the_back_button_does_not_show_what_was_asked(person: Person, site: Site) -> None:
     person.asked_by(WEB)
     person.sign_in()
     assert ADA_EMAIL in person.browser.text
     person.browser.open(site.callback.url("web"))  # Chromium now keeps the former page in its cache
     site.callback.take()
-    person.visit("logout", redirect_uri=site.callback.url("web"))
-    site.callback.take()
+    person.visit("logout", redirect_uri=site.callback.url("web"), state="bye")
+    assert query_of(site.callback.take()) == {"status": "logout", "state": "bye"}
+    assert "trunkline_session" not in person.browser.cookies()
     person.browser.back()
     person.browser.back()
     assert ADA_EMAIL not in person.browser.text
@@ -167,7 +132,7 @@ def test_after_signing_out_a_form_of_the_old_session_is_refused(person: Person, 
     assert person.browser.heading == "Sign in"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("path", "query", "text"),
     [
         ("authorize", {"client_id": "nobody", "response_type": "code"}, "client_id"),
@@ -183,7 +148,7 @@ def test_without_a_trusted_redirect_uri_the_person_sees_the_error(
     assert text in person.browser.alert
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("client_id", "query", "error"),
     [
         (WEB, {"response_type": "id_token"}, "invalid_request"),

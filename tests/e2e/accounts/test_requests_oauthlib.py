@@ -11,6 +11,7 @@ from requests_oauthlib import OAuth2Session
 from tests.daemon import ADA
 from tests.e2e.accounts.person import Person
 from tests.e2e.accounts.world import PAGE, SECRETS, WEB, Site
+from tests.properties import in_ci
 
 
 @contextmanager
@@ -40,6 +41,7 @@ def whose(session: OAuth2Session, site: Site) -> str:
     return user_id
 
 
+@in_ci
 def test_authorization_code_and_refresh(web: OAuth2Session, person: Person, site: Site) -> None:
     url, _state = web.authorization_url(f"{site.accounts}/authorize")
     back = person.sign_in_and_agree(url)

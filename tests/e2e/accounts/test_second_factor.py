@@ -4,6 +4,7 @@ from tests.e2e.accounts.callback import query_of
 from tests.e2e.accounts.person import Person
 from tests.e2e.accounts.test_pages import CHALLENGE
 from tests.e2e.accounts.world import MOBILE, OWN_EMAILS, Site
+from tests.properties import in_ci
 
 CODE = "The code that your app shows"
 
@@ -41,6 +42,7 @@ def test_setting_it_up_signing_in_with_it_and_turning_it_off(person: Person, sit
     assert person.browser.heading == "Your account"
 
 
+@in_ci
 def test_the_operator_resets_it(person: Person, site: Site) -> None:
     """The daemon runs: the command goes through its control socket."""
     person.enter_account(OWN_EMAILS[1])
@@ -53,6 +55,7 @@ def test_the_operator_resets_it(person: Person, site: Site) -> None:
     assert "has no second factor" in site.trunkline("user", "reset", OWN_EMAILS[1], "--second-factor")
 
 
+@in_ci
 def test_another_browser_is_signed_out(person: Person) -> None:
     person.enter_account(OWN_EMAILS[2])
     person.browser.fresh()

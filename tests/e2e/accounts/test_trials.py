@@ -11,6 +11,7 @@ from tests.browser import PHONE
 from tests.daemon import USER_TOKEN, bearer
 from tests.e2e.accounts.person import Person
 from tests.e2e.accounts.world import FRIDA_EMAIL, GALE_EMAIL, Site, running_site
+from tests.properties import in_ci
 from tests.protocols.outbound.smtp_servers import Received, smtp_server
 
 
@@ -28,6 +29,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, certificate: Path, received: 
             yield running
 
 
+@in_ci
 def test_the_mailed_links_lead_to_members_of_the_trial(person: Person, site: Site, received: Received) -> None:
     browser = person.browser
     body = {
