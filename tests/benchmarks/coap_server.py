@@ -7,11 +7,13 @@ fast as they are stored, `action NUMBER` sends one, `statistics` prints one line
 """
 
 import json
-import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import trio
 from msgspec.structs import asdict
@@ -40,39 +42,65 @@ ROUNDS_UNDER_WAY = 4
 ANYWHERE = Address("127.0.0.1", 0)
 
 
-async def main() -> None:
-    folder, certificate, key = map(Path, sys.argv[1:4])
-    devices = int(sys.argv[4])
-    second = (Path(sys.argv[5]), Path(sys.argv[6])) if len(sys.argv) > 5 else None
+@dataclass(frozen=True, slots=True)
+class CoapServer:
+    services: Services
+    endpoint: CoapEndpoint
+    listener: DtlsListener
+    plain: int
+    dtls: int
+
+    def statistics(self) -> dict[str, Any]:
+        return {
+            "messages": self.services.messages.ingest.statistics().messages,
+            "online": self.services.routing.connections.statistics().devices_online,
+            "plain": asdict(self.endpoint.statistics()),
+            "dtls": asdict(self.listener.statistics()),
+            "dtls_endpoint": asdict(self.listener.endpoint.statistics()),
+        }
+
+    async def act(self, number: int) -> None:
+        """Send an Action to a device."""
+        light = await self.services.devices.registry.find(device_id(number))
+        self.services.messages.ingest.submit_action(light, light, ACTION)
+
+
+@asynccontextmanager
+async def serving(
+    folder: Path, certificates: Sequence[Path], devices: int, first_token: str | None = None
+) -> AsyncIterator[CoapServer]:
+    """`certificates`: a chain and its key, or two of each; the rest is for `add_devices`."""
+    pairs = [(certificates[at], certificates[at + 1]) for at in range(0, len(certificates), 2)]
     settings = Settings(state_dir=folder, limits=Limits(rate_limits="off", quotas="off"), storage=storage_of(folder))
     vault = Vault(Vault.new_key())
     database = Database(engine_of(settings))
     async with open_services(settings, database, vault) as services:
         await build_world(database, vault)
-        await database.write(lambda tx: add_devices(tx, vault, devices))
+        await database.write(lambda tx: add_devices(tx, vault, devices, first_token))
         endpoint = CoapEndpoint(services, guard=new_guard())
         listener = DtlsListener(services)
         async with trio.open_nursery() as nursery:
             plain = await nursery.start(partial(serve_coap, services, ANYWHERE, endpoint=endpoint))
-            dtls = await nursery.start(partial(listener.serve, ANYWHERE, (certificate, key), second))
-            freeze_objects()
-            _print({"coap": plain.port, "coaps": dtls.port})
-            async for line in _lines():
-                match line.split():
-                    case ["actions", seconds]:
-                        await _send_actions(services, devices, float(seconds))
-                    case ["action", number]:
-                        light = await services.devices.registry.find(device_id(int(number)))
-                        services.messages.ingest.submit_action(light, light, ACTION)
-                    case ["statistics"]:
-                        _print({
-                            "messages": services.messages.ingest.statistics().messages,
-                            "online": services.routing.connections.statistics().devices_online,
-                            "plain": asdict(endpoint.statistics()),
-                            "dtls": asdict(listener.statistics()),
-                            "dtls_endpoint": asdict(listener.endpoint.statistics()),
-                        })  # fmt: skip
+            second = pairs[1] if pairs[1:] else None
+            dtls = await nursery.start(partial(listener.serve, ANYWHERE, pairs[0], second))
+            yield CoapServer(services, endpoint, listener, plain.port, dtls.port)
             nursery.cancel_scope.cancel()
+
+
+async def main() -> None:
+    folder, certificate, key = map(Path, sys.argv[1:4])
+    devices = int(sys.argv[4])
+    async with serving(folder, (certificate, key, *map(Path, sys.argv[5:])), devices) as server:
+        freeze_objects()
+        _print({"coap": server.plain, "coaps": server.dtls})
+        async for line in _lines():
+            match line.split():
+                case ["actions", seconds]:
+                    await _send_actions(server.services, devices, float(seconds))
+                case ["action", number]:
+                    await server.act(int(number))
+                case ["statistics"]:
+                    _print(server.statistics())
 
 
 def _print(document: object) -> None:
@@ -85,7 +113,8 @@ async def _lines() -> AsyncIterator[str]:
         yield line
 
 
-def add_devices(tx: Transaction, vault: Vault, devices: int) -> None:
+def add_devices(tx: Transaction, vault: Vault, devices: int, first_token: str | None = None) -> None:
+    """The option -k of libcoap's clients is text, so the first device may have a token that is text in hexadecimal."""
     for number in range(devices):
         key = tx.devices.put_device(
             new_device(
@@ -99,8 +128,7 @@ def add_devices(tx: Transaction, vault: Vault, devices: int) -> None:
                 now_ms=1,
             )
         )
-        # The option -k of libcoap's clients is text, so one device may have a token that is text in hexadecimal.
-        token = os.environ.get(f"COAP_SERVER_TOKEN_{number}") or device_token(number)
+        token = (first_token if number == 0 else None) or device_token(number)
         tx.devices.put_token(DeviceTokenRecord(key, token_hash(token), vault.seal(token), ApplicationKey(1), 1))
 
 

@@ -1,16 +1,19 @@
-"""Programs of CoAP's tests: the server in another process, and libcoap's clients."""
+"""Programs of CoAP's tests: the server, and libcoap's clients."""
 
-import json
 import os
 import re
 import subprocess
-import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import trio
+
+from tests.benchmarks.coap_server import CoapServer, serving
 from tests.daemon import device_token
 from tests.programs import require_dtls
 
@@ -21,49 +24,41 @@ STATE = '{"data":{"state":true}}'
 KEY = "sixteen bytes ok"
 
 
-class CoapServerProcess:
-    """A process of `tests.benchmarks.coap_server`, which serves only CoAP."""
+class CoapServerThread:
+    """The server of `tests.benchmarks.coap_server`, which serves only CoAP, beside the test's own thread."""
 
-    def __init__(self, folder: Path, certificate: Sequence[Path], prefix: Sequence[str] = ()) -> None:
-        """`certificate` is a chain and its key, or two of each."""
+    def __init__(self, folder: Path, certificates: Sequence[Path]) -> None:
+        """`certificates` is a chain and its key, or two of each."""
         require_dtls()
-        self.prefix = tuple(prefix)
-        module = "tests.benchmarks.coap_server"
-        arguments = [
-            *prefix,
-            sys.executable,
-            "-m",
-            module,
-            *map(str, (folder, *certificate[:2], DEVICES, *certificate[2:])),
-        ]
-        environment = {**os.environ, "COAP_SERVER_TOKEN_0": KEY.encode().hex()}
-        self._process = subprocess.Popen(
-            arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
-        ports = self._line()
-        self.plain, self.dtls = ports["coap"], ports["coaps"]
+        self._begun: Future[tuple[CoapServer, trio.lowlevel.TrioToken]] = Future()
+        self._over = trio.Event()
+        self._thread = threading.Thread(target=trio.run, args=(self._serve, folder, certificates))
+        self._thread.start()
+        self._server, self._token = self._begun.result(TIMEOUT_SECONDS)
+        self.plain, self.dtls = self._server.plain, self._server.dtls
 
-    def _line(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        assert line, f"the server ended with {self._process.wait()}"
-        found: dict[str, Any] = json.loads(line)
-        return found
+    async def _serve(self, folder: Path, certificates: Sequence[Path]) -> None:
+        try:
+            async with serving(folder, certificates, DEVICES, KEY.encode().hex()) as server:
+                self._begun.set_result((server, trio.lowlevel.current_trio_token()))
+                await self._over.wait()
+        except BaseException as error:
+            if not self._begun.done():
+                self._begun.set_exception(error)
+            raise
 
-    def tell(self, command: str) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(command + "\n")
-        self._process.stdin.flush()
+    def act(self, number: int) -> None:
+        """Send an Action to a device."""
+        trio.from_thread.run(self._server.act, number, trio_token=self._token)
 
     def statistics(self) -> dict[str, Any]:
-        self.tell("statistics")
-        return self._line()
+        found: dict[str, Any] = trio.from_thread.run_sync(self._server.statistics, trio_token=self._token)
+        return found
 
     def stop(self) -> None:
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
-        assert self._process.wait(timeout=TIMEOUT_SECONDS) == 0
+        trio.from_thread.run_sync(self._over.set, trio_token=self._token)
+        self._thread.join(TIMEOUT_SECONDS)
+        assert not self._thread.is_alive()
 
     def url(self, path: str, number: int | None = None, *, port: int | None = None, host: str = "127.0.0.1") -> str:
         scheme = "coaps" if port == self.dtls else "coap"

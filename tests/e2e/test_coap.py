@@ -1,16 +1,16 @@
-"""libcoap's clients, an independent implementation, against a listener in another process."""
+"""libcoap's clients, an independent implementation."""
 
 import json
-import os
 import re
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from random import Random
 from socket import AF_INET, SOCK_DGRAM, socket
+from tempfile import mkdtemp
 from typing import Any
 
 import pytest
@@ -20,13 +20,14 @@ from tests.e2e.coap_programs import (
     KEY,
     STATE,
     TIMEOUT_SECONDS,
-    CoapServerProcess,
+    CoapServerThread,
     message_id,
     observing_client,
     run_program,
 )
 from tests.programs import require_program
 from tests.protocols.coap.dtls.client import make_certificate
+from tests.rows import each_row
 
 PSK_CLIENTS = ("coap-client-openssl", "coap-client-gnutls")
 
@@ -38,14 +39,19 @@ REGISTERED = r"2\.05 [^\n]*Observe:\d+,"
 ACTION = re.escape('{"actions":[{"name":"setOn"}]}')
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return make_certificate(tmp_path_factory.mktemp("certificate"), "ecdsa")
+@cache
+def _certificate(kind: str) -> tuple[Path, Path]:
+    return make_certificate(Path(mkdtemp(prefix="certificate-")), kind)
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, certificate: tuple[Path, Path]) -> Iterator[CoapServerProcess]:
-    server = CoapServerProcess(tmp_path_factory.mktemp("coap"), certificate)
+def certificate() -> tuple[Path, Path]:
+    return _certificate("ecdsa")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, certificate: tuple[Path, Path]) -> Iterator[CoapServerThread]:
+    server = CoapServerThread(tmp_path_factory.mktemp("coap"), certificate)
     yield server
     server.stop()
 
@@ -61,16 +67,14 @@ def dtls(request: pytest.FixtureRequest) -> str:
 
 
 class TestPlain:
-    def test_confirmable(self, server: CoapServerProcess, client: str) -> None:
-        assert message_id(run_program(client, "-m", "post", "-t", "50", "-e", STATE, server.url("v1.1/messages", 1)))
+    @each_row("options", [(), ("-N",)])
+    def test_a_message(self, server: CoapServerThread, client: str, options: tuple[str, ...]) -> None:
+        """Confirmable or not."""
+        url = server.url("v1.1/messages", 1)
+        assert message_id(run_program(client, *options, "-m", "post", "-t", "50", "-e", STATE, url))
 
-    def test_not_confirmable(self, server: CoapServerProcess, client: str) -> None:
-        assert message_id(
-            run_program(client, "-N", "-m", "post", "-t", "50", "-e", STATE, server.url("v1.1/messages", 1))
-        )
-
-    @pytest.mark.parametrize("size", [16, 32, 64, 256, 1024])
-    def test_block_wise(self, server: CoapServerProcess, client: str, size: int, tmp_path: Path) -> None:
+    @each_row("size", [16, 64, 1024])
+    def test_block_wise(self, server: CoapServerThread, client: str, size: int, tmp_path: Path) -> None:
         """Both ways: the answer is longer than 32 bytes."""
         before = server.statistics()["messages"]
         body = tmp_path / "body.json"
@@ -80,22 +84,18 @@ class TestPlain:
         )
         assert server.statistics()["messages"] == before + 1
 
-    def test_too_large(self, server: CoapServerProcess, client: str, tmp_path: Path) -> None:
+    def test_refusals_and_discovery(self, server: CoapServerThread, client: str, tmp_path: Path) -> None:
         body = tmp_path / "body.json"
         body.write_text(json.dumps({"data": {}, "filler": "y" * 3000}))
         assert "4.13" in run_program(client, "-m", "post", "-t", "50", "-f", body, server.url("v1.1/messages", 2))
-
-    def test_refusals(self, server: CoapServerProcess, client: str) -> None:
         assert "4.01" in run_program(client, "-m", "post", "-e", STATE, server.url("v1.1/messages/none"))
         assert "4.04" in run_program(client, "-m", "get", server.url("nothing"))
         assert "4.05" in run_program(client, "-m", "put", "-e", STATE, server.url("v1.1/messages", 1))
         assert "4.15" in run_program(client, "-m", "post", "-t", "0", "-e", STATE, server.url("v1.1/messages", 1))
         assert "4.02" in run_program(client, "-m", "post", "-O", "2049,x", "-e", STATE, server.url("v1.1/messages", 1))
-
-    def test_discovery(self, server: CoapServerProcess, client: str) -> None:
         assert "</v1.1/actions>" in run_program(client, "-m", "get", server.url(".well-known/core"))
 
-    def test_simulated_loss(self, server: CoapServerProcess, client: str) -> None:
+    def test_simulated_loss(self, server: CoapServerThread, client: str) -> None:
         """The client does not send its second datagram, so it sends it again. Each message is stored once."""
         before = server.statistics()["messages"]
         body = ["-m", "post", "-b", "16", "-t", "50", "-e", '{"data":{"text":"longer than 16 bytes"}}']
@@ -104,23 +104,23 @@ class TestPlain:
 
 
 class TestObserve:
-    def test_notification(self, server: CoapServerProcess, client: str) -> None:
+    def test_notification(self, server: CoapServerThread, client: str) -> None:
         with observing_client(client, "-v", "6", "-s", "20", "-m", "get", server.url("v1.1/actions", 4)) as wait_for:
             wait_for(REGISTERED)
-            server.tell("action 4")
+            server.act(4)
             wait_for(ACTION)
 
-    def test_notifications_in_blocks(self, server: CoapServerProcess, client: str) -> None:
+    def test_notifications_in_blocks(self, server: CoapServerThread, client: str) -> None:
         """Each notification is fetched to its end before the next one is sent (RFC 7959, 2.6)."""
         url = server.url("v1.1/actions", 8)
         with observing_client(client, "-v", "6", "-b", "16", "-s", "20", "-m", "get", url) as wait_for:
             wait_for(REGISTERED)
             for _ in range(3):
-                server.tell("action 8")
+                server.act(8)
             # An Action has 30 bytes, so its second block of 16 is the last.
             wait_for(r"(?s)(Block2:1/_/16.*?){3}")
 
-    def test_take_over(self, server: CoapServerProcess, client: str) -> None:
+    def test_take_over(self, server: CoapServerThread, client: str) -> None:
         arguments = (client, "-v", "6", "-s", "20", "-m", "get", server.url("v1.1/actions", 5))
         with observing_client(*arguments) as former:
             former(r"2\.05")
@@ -128,7 +128,7 @@ class TestObserve:
                 former(r"4\.09")
                 latter(r"2\.05")
 
-    def test_cancellation(self, server: CoapServerProcess, client: str) -> None:
+    def test_cancellation(self, server: CoapServerThread, client: str) -> None:
         online = server.statistics()["online"]
         output = run_program(client, "-v", "6", "-s", "1", "-m", "get", server.url("v1.1/actions", 6))
         assert re.search(REGISTERED, output)
@@ -136,29 +136,28 @@ class TestObserve:
 
 
 class TestDtls:
-    def test_certificate(self, server: CoapServerProcess, dtls: str, certificate: tuple[Path, Path]) -> None:
-        url = server.url("v1.1/messages", 7, port=server.dtls, host="localhost")
-        assert message_id(run_program(dtls, "-R", certificate[0], "-m", "post", "-t", "50", "-e", STATE, url))
-
-    def test_client_certificate(
-        self, server: CoapServerProcess, dtls: str, certificate: tuple[Path, Path], tmp_path: Path
+    def test_certificates(
+        self, server: CoapServerThread, dtls: str, certificate: tuple[Path, Path], tmp_path: Path
     ) -> None:
+        """The server's, and one of the client, which a device without a secure type need not have."""
         own, key = make_certificate(tmp_path, "ecdsa")
         both = tmp_path / "both.pem"
         both.write_bytes(own.read_bytes() + key.read_bytes())
         url = server.url("v1.1/messages", 7, port=server.dtls, host="localhost")
-        assert message_id(
-            run_program(dtls, "-c", both, "-j", key, "-R", certificate[0], "-m", "post", "-t", "50", "-e", STATE, url)
-        )
+        for shown in ((), ("-c", both, "-j", key)):
+            arguments = (*shown, "-R", certificate[0], "-m", "post", "-t", "50", "-e", STATE, url)
+            assert message_id(run_program(dtls, *arguments))
 
-    def test_pre_shared_key(self, server: CoapServerProcess, dtls: str) -> None:
+    def test_pre_shared_key(self, server: CoapServerThread, dtls: str, tmp_path: Path) -> None:
+        body = tmp_path / "body.json"
+        body.write_text(json.dumps({"data": {"text": "x" * 900}}))
         url = server.url("v1.1/messages", 0, port=server.dtls)
-        assert message_id(run_program(dtls, "-u", device_id(0), "-k", KEY, "-m", "post", "-t", "50", "-e", STATE, url))
+        credentials = ("-u", device_id(0), "-k", KEY)
+        for content in (("-e", STATE), ("-b", "64", "-f", body)):
+            assert message_id(run_program(dtls, *credentials, "-m", "post", "-t", "50", *content, url))
 
-    @pytest.mark.parametrize(
-        ("identity", "key"), [(device_id(0), "another key, no!"), ("f" * 32, KEY), ("nobody", KEY)]
-    )
-    def test_wrong_key(self, server: CoapServerProcess, dtls: str, identity: str, key: str) -> None:
+    @each_row(("identity", "key"), [(device_id(0), "another key, no!"), ("f" * 32, KEY), ("nobody", KEY)])
+    def test_wrong_key(self, server: CoapServerThread, dtls: str, identity: str, key: str) -> None:
         before = server.statistics()
         url = server.url("v1.1/messages", 0, port=server.dtls)
         arguments = (dtls, "-B", "2", "-u", identity, "-k", key, "-m", "post", "-t", "50", "-e", STATE, url)
@@ -169,22 +168,15 @@ class TestDtls:
             before["dtls"]["half_open"] + before["dtls"]["handshakes_failed"]
         )
 
-    def test_block_wise(self, server: CoapServerProcess, dtls: str, tmp_path: Path) -> None:
-        body = tmp_path / "body.json"
-        body.write_text(json.dumps({"data": {"text": "x" * 900}}))
-        url = server.url("v1.1/messages", 0, port=server.dtls)
-        credentials = ("-u", device_id(0), "-k", KEY)
-        assert message_id(run_program(dtls, *credentials, "-m", "post", "-b", "64", "-t", "50", "-f", body, url))
-
-    def test_observe(self, server: CoapServerProcess, dtls: str) -> None:
+    def test_observe(self, server: CoapServerThread, dtls: str) -> None:
         url = server.url("v1.1/actions", 0, port=server.dtls)
         credentials = ("-u", device_id(0), "-k", KEY)
         with observing_client(dtls, *credentials, "-v", "6", "-s", "20", "-m", "get", url) as wait_for:
             wait_for(REGISTERED)
-            server.tell("action 0")
+            server.act(0)
             wait_for(ACTION)
 
-    def test_many_at_once(self, server: CoapServerProcess, dtls: str) -> None:
+    def test_many_at_once(self, server: CoapServerThread, dtls: str) -> None:
         url = server.url("v1.1/messages", 0, port=server.dtls)
         arguments = ("-u", device_id(0), "-k", KEY, "-m", "post", "-t", "50", "-e", STATE, url)
         with ExitStack() as stack:
@@ -217,17 +209,17 @@ def _knows_only(kind: str, dtls: str, folder: Path) -> dict[str, str]:
 @pytest.fixture(scope="module", params=[("ecdsa", "rsa"), ("ecdsa",), ("rsa",)], ids="-".join)
 def offering(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[tuple[str, ...], CoapServerProcess]]:
+) -> Iterator[tuple[tuple[str, ...], CoapServerThread]]:
     """The kinds of certificates that a server has, and the server."""
     folder = tmp_path_factory.mktemp("offering")
-    server = CoapServerProcess(folder, [path for one in request.param for path in make_certificate(folder, one)])
+    server = CoapServerThread(folder, [path for one in request.param for path in _certificate(one)])
     yield request.param, server
     server.stop()
 
 
-@pytest.mark.parametrize("kind", ["ecdsa", "rsa"])
+@each_row("kind", ["ecdsa", "rsa"])
 def test_each_client_gets_a_certificate_that_it_can_verify(
-    dtls: str, kind: str, offering: tuple[tuple[str, ...], CoapServerProcess], tmp_path: Path
+    dtls: str, kind: str, offering: tuple[tuple[str, ...], CoapServerThread], tmp_path: Path
 ) -> None:
     offered, server = offering
     url = server.url("v1.1/messages", 7, port=server.dtls, host="localhost")
@@ -279,7 +271,7 @@ class LossyRelay(threading.Thread):
 
 
 @pytest.mark.parametrize("port", ["plain", "dtls"])
-def test_loss_and_duplication(server: CoapServerProcess, port: str, tmp_path: Path) -> None:
+def test_loss_and_duplication(server: CoapServerThread, port: str, tmp_path: Path) -> None:
     """A message in many blocks over a bad network arrives, and is stored once."""
     client = require_program("coap-client-gnutls")
     before = server.statistics()["messages"]
@@ -301,44 +293,3 @@ def test_loss_and_duplication(server: CoapServerProcess, port: str, tmp_path: Pa
     assert relay.lost > 0
     # Each request was handled at most once, although datagrams were lost, sent again and doubled.
     assert before < server.statistics()["messages"] <= before + len(answers)
-
-
-@pytest.fixture
-def lossy_namespace() -> Iterator[str]:
-    """A network namespace that loses every fifth datagram. Skips where it cannot be made."""
-    for program in ("ip", "tc"):
-        require_program(program)
-    name = f"coap-{os.getpid()}"
-
-    def run(*command: str) -> None:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            pytest.skip(f"{' '.join(command)}: {done.stderr.strip()}")
-
-    run("ip", "netns", "add", name)
-    try:
-        inside = ("ip", "netns", "exec", name)
-        run(*inside, "ip", "link", "set", "lo", "up")
-        run(*inside, "tc", "qdisc", "add", "dev", "lo", "root", "netem", "loss", "20%")
-        yield name
-    finally:
-        subprocess.run(["ip", "netns", "delete", name], check=False)
-
-
-def test_loss_in_a_network_of_its_own(lossy_namespace: str, tmp_path: Path, certificate: tuple[Path, Path]) -> None:
-    client = require_program("coap-client-notls")
-    inside = ("ip", "netns", "exec", lossy_namespace)
-    server = CoapServerProcess(tmp_path, certificate, inside)
-    try:
-        asked = 0
-        for number in range(10):
-            url, answer = server.url("v1.1/messages", number + 1), ""
-            for _ in range(4):  # in one of 165 runs each of five transmissions or its answer is lost
-                asked += 1
-                answer = run_program(*inside, client, "-m", "post", "-t", "50", "-e", STATE, url, timeout=100)
-                if '"mid"' in answer:
-                    break
-            assert message_id(answer)
-        assert 10 <= server.statistics()["messages"] <= asked
-    finally:
-        server.stop()

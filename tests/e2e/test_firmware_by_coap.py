@@ -40,10 +40,9 @@ class Listening:
 
 
 @pytest.fixture
-async def listening(services: Services, world: object, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Listening]:
+async def listening(services: Services, world: object) -> AsyncIterator[Listening]:
     require_dtls()
-    monkeypatch.setenv("COAP_SERVER_TOKEN_0", KEY.encode().hex())
-    await services.core.database.write(lambda tx: add_devices(tx, services.core.vault, 1))
+    await services.core.database.write(lambda tx: add_devices(tx, services.core.vault, 1, KEY.encode().hex()))
     listener, endpoint = DtlsListener(services), CoapEndpoint(services, guard=new_guard())
     async with trio.open_nursery() as nursery:
         plain = await nursery.start(partial(serve_coap, services, ANYWHERE, endpoint=endpoint))

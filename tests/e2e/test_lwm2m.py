@@ -205,13 +205,10 @@ class TestLibcoap:
     """libcoap's clients. They send the requests of a device and answer none."""
 
     @pytest.mark.parametrize("program", PSK_CLIENTS)
-    async def test_registers_updates_and_leaves(
-        self, services: Services, listening: Listening, program: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    async def test_registers_updates_and_leaves(self, services: Services, listening: Listening, program: str) -> None:
         """int-101, int-102, int-103, int-107, int-401. Each request is a DTLS session of its own, so
         the device comes from another address each time."""
-        monkeypatch.setenv("COAP_SERVER_TOKEN_0", KEY.encode().hex())
-        await services.core.database.write(lambda tx: add_devices(tx, services.core.vault, 1))
+        await services.core.database.write(lambda tx: add_devices(tx, services.core.vault, 1, KEY.encode().hex()))
         root = f"coaps://127.0.0.1:{listening.dtls.port}"
         path = require_program(program)
 
