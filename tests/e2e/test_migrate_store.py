@@ -8,9 +8,8 @@ import sqlite3
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -24,8 +23,8 @@ from tests.store_answers import Questions
 from tests.stores import make_index
 
 pytestmark = pytest.mark.sqlite("in each run it copies a store of SQLite to PostgreSQL, and back")
-DEVICES, MESSAGES = 5, 4_000
-KILLS, LONGEST_SECONDS = 4, 1.5
+DEVICES, MESSAGES = 5, 1_000
+KILLS, LONGEST_SECONDS = 2, 0.8
 
 
 @pytest.fixture
@@ -51,7 +50,7 @@ def daemon(tmp_path: Path) -> Daemon:
             [
                 (number + 1, keys[number % DEVICES], ts, ts, data(number))
                 for number in range(MESSAGES)
-                for ts in (now_ms - (MESSAGES - number) * 600_000,)
+                for ts in (now_ms - (MESSAGES - number) * 2_400_000,)
             ],
         )
     make_index(engine_at(str(daemon.state / "store.sqlite")))
@@ -63,33 +62,18 @@ def data(number: int) -> str:
     return json.dumps(values, separators=(",", ":"))
 
 
-def send(daemon: Daemon) -> None:
-    daemon.start()
-    try:
-        message = {"sdid": device_id(0), "data": {"intensity": 7}}
-        sent = httpx.post(f"{daemon.base_url}/messages", headers=bearer(USER_TOKEN), json=message)
-        assert sent.status_code == 200, sent.text
-    finally:
-        daemon.stop()
-
-
 def use(daemon: Daemon, url: str) -> None:
     daemon.settings = "" if url == "sqlite" else f'[storage]\nurl = "{url}"\n'
     daemon.write_config()
 
 
-def answers(daemon: Daemon, questions: Questions) -> dict[str, Any]:
+@contextmanager
+def running(daemon: Daemon) -> Iterator[None]:
     daemon.start()
     try:
-        return questions.answers(daemon)
+        yield
     finally:
         daemon.stop()
-
-
-def migrated(daemon: Daemon, to: str, *more: str | Path) -> str:
-    done = run_command("migrate-store", "--to", to, *more, "--config", daemon.config)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def refused(daemon: Daemon, to: str, *more: str | Path, status: int = 4) -> str:
@@ -99,20 +83,51 @@ def refused(daemon: Daemon, to: str, *more: str | Path, status: int = 4) -> str:
     return done.stderr
 
 
-def test_the_daemon_answers_the_same_there_and_back(daemon: Daemon, url: str) -> None:
-    questions = Questions(DEVICES, time.time_ns() // 1_000_000 - 60_000, count=40)
-    before = answers(daemon, questions)
+def migrated_over_kills(daemon: Daemon, to: str) -> str:
+    """Kill the command at random moments, which the test says, and let it end then. Returns its output."""
+    chance = random.Random(seed := time.time_ns())  # noqa: S311 - moments of a test
+    print(f"seed {seed}")  # noqa: T201 - of a failure
+    for _ in range(KILLS):
+        process = start_command("migrate-store", "--to", to, "--config", daemon.config)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(chance.uniform(0, LONGEST_SECONDS))
+        process.send_signal(signal.SIGKILL)
+        status = process.wait(30)
+        assert process.stdout is not None
+        with process.stdout:
+            said = process.stdout.read()
+        if status == 0:  # it was quicker
+            return said
+    return migrated(daemon, to)
+
+
+def migrated(daemon: Daemon, to: str) -> str:
+    done = run_command("migrate-store", "--to", to, "--config", daemon.config)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_daemon_answers_the_same_there_and_back(daemon: Daemon, url: str, tmp_path: Path) -> None:
+    """The tests of the copy kill it at each moment, and have other values."""
+    questions = Questions(DEVICES, time.time_ns() // 1_000_000 - 60_000, count=20)
+    with running(daemon):
+        before = questions.answers(daemon)
+        assert "stop the daemon first" in refused(daemon, url)
     assert {status for status, _ in before.values()} == {200}
     assert len({content for _, content in before.values()}) > len(before) // 2
     store = daemon.state / "store.sqlite"
-    said = migrated(daemon, url.replace("postgres@", "postgres:swordfish@"))
+    said = migrated_over_kills(daemon, url.replace("postgres@", "postgres:swordfish@"))
     assert f'table [storage] of the configuration: url = "{url.replace("postgres@", "postgres:…@")}"' in said
     assert "swordfish" not in said
     assert "are copied and compared" in said
+    assert contents(engine_at(url)) == contents(engine_at(str(store)))
     use(daemon, url)
-    assert answers(daemon, questions) == before
-    send(daemon)
-    before = answers(daemon, questions)
+    with running(daemon):
+        assert questions.answers(daemon) == before
+        message = {"sdid": device_id(0), "data": {"intensity": 7}}
+        httpx.post(f"{daemon.base_url}/messages", headers=bearer(USER_TOKEN), json=message).raise_for_status()
+        before = questions.answers(daemon)
+        assert "of a daemon are open: stop it first" in refused(on_another_machine(daemon, url, tmp_path), str(store))
     assert "has a store already" in refused(daemon, str(store))
     store.rename(store.with_name("before.sqlite"))
     said = migrated(daemon, str(store))
@@ -121,58 +136,22 @@ def test_the_daemon_answers_the_same_there_and_back(daemon: Daemon, url: str) ->
     with closing(sqlite3.connect(store)) as db:  # no position is given twice
         assert db.execute("SELECT count(*), max(position) > ? FROM message", [MESSAGES]).fetchone() == (MESSAGES + 1, 1)
     use(daemon, "sqlite")
-    assert answers(daemon, questions) == before
+    with running(daemon):
+        assert questions.answers(daemon) == before
 
 
-def test_a_killed_command_goes_on_where_it_stopped(daemon: Daemon, tmp_path: Path) -> None:
-    """Killed at some moments, which are others on each machine; the tests of the copy have each moment."""
-    target = tmp_path / "target.sqlite"
-    for seconds in (0.3, 0.6):
-        process = start_command("migrate-store", "--to", target, "--config", daemon.config)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(seconds)
-        process.send_signal(signal.SIGKILL)
-        process.wait(30)
-        assert process.stdout is not None
-        process.stdout.close()
-    run_command("migrate-store", "--to", target, "--config", daemon.config)
-    with closing(sqlite3.connect(target)) as db:
-        assert db.execute("SELECT count(*), sum(position) FROM message").fetchone() == (
-            MESSAGES,
-            MESSAGES * (MESSAGES + 1) // 2,
-        )
-        assert db.execute("SELECT count(*) FROM store_copy").fetchone() == (0,)
-
-
-def test_a_command_that_is_killed_at_random_moments_copies_all_into_postgresql(daemon: Daemon, url: str) -> None:
-    """At the end each table is equal, whatever the moments were: the test says them."""
-    source, target = engine_at(str(daemon.state / "store.sqlite")), engine_at(url)
-    source.migrate()
-    chance = random.Random(seed := time.time_ns())  # noqa: S311 - moments of a test
-    killed: list[float] = []
-    began = time.monotonic()
-    while len(killed) < KILLS:
-        seconds = chance.uniform(0, LONGEST_SECONDS)
-        process = start_command("migrate-store", "--to", url, "--config", daemon.config)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(seconds)  # it was quicker: then the copy is whole, and the next one is refused
-        process.send_signal(signal.SIGKILL)
-        process.wait(30)
-        assert process.stdout is not None
-        process.stdout.close()
-        killed.append(round(seconds, 3))
-    done = run_command("migrate-store", "--to", url, "--config", daemon.config)
-    about = f"seed {seed}, killed after {killed} s, in {time.monotonic() - began:.1f} s"
-    assert done.returncode == 0 or "has a store already" in done.stderr, (about, done.stderr)
-    assert contents(target) == contents(source), about
-    daemon.settings = f'[storage]\nurl = "{url}"\n'
-    daemon.write_config()
-    send(daemon)
+def on_another_machine(daemon: Daemon, url: str, folder: Path) -> Daemon:
+    """A daemon with the same store, which does not run."""
+    other = Daemon(folder / "other" / "state")
+    other.state.parent.mkdir()
+    use(other, url)
+    other.state.mkdir(mode=0o700)
+    shutil.copy2(daemon.state / "key", other.state / "key")
+    return other
 
 
 def test_what_is_refused(daemon: Daemon, url: str, tmp_path: Path) -> None:
-    store = daemon.state / "store.sqlite"
-    assert "name another" in refused(daemon, str(store))
+    assert "name another" in refused(daemon, str(daemon.state / "store.sqlite"))
     assert "does not exist" in refused(daemon, url.replace("migrated_", "no_"))
     assert "No such file" in refused(daemon, str(tmp_path / "nowhere" / "store.sqlite"))
     (tmp_path / "text.sqlite").write_text("something else", encoding="utf-8")
@@ -180,22 +159,3 @@ def test_what_is_refused(daemon: Daemon, url: str, tmp_path: Path) -> None:
     (tmp_path / "key").write_bytes(Vault.new_key() + b"\n")
     (tmp_path / "key").chmod(0o600)
     assert "another store" in refused(daemon, url, "--key-file", tmp_path / "key")
-    daemon.start()
-    try:
-        assert "stop the daemon first" in refused(daemon, url)
-    finally:
-        daemon.stop()
-    use(daemon, url)
-    daemon.start()
-    try:
-        daemon_on_another_machine = Daemon(tmp_path / "other" / "state")
-        daemon_on_another_machine.state.parent.mkdir()
-        daemon_on_another_machine.write_config()
-        (tmp_path / "other").mkdir(exist_ok=True)
-        use(daemon_on_another_machine, url)
-        daemon_on_another_machine.state.mkdir(mode=0o700)
-        shutil.copy2(daemon.state / "key", daemon_on_another_machine.state / "key")
-        said = refused(daemon_on_another_machine, str(tmp_path / "copy.sqlite"))
-        assert "of a daemon are open: stop it first" in said
-    finally:
-        daemon.stop()
