@@ -39,6 +39,7 @@ async def run_anywhere(
             pass
         if not begins_store:
             require_store(settings)
+            begins_store = True  # it stays there: not to be asked again and again
         try:
             return await _run_on_store(settings, command, arguments)
         except StateInUseError:

@@ -208,7 +208,9 @@ class Soak:
     resident_kib: list[int]
 
 
-def soak(daemon: Daemon, seconds: float, *, sockets: int = 2000, window: int = 4, steps: int = 10) -> Soak:
+def soak(
+    daemon: Daemon, seconds: float, *, sockets: int = 2000, window: int = 4, steps: int = 10, enough: int = _ENOUGH
+) -> Soak:
     """Messages of the readers, ends of the connections that stopped reading, and the daemon's memory over time."""
     port = daemon.port("http")
     assert daemon.process is not None
@@ -218,7 +220,7 @@ def soak(daemon: Daemon, seconds: float, *, sockets: int = 2000, window: int = 4
     talking = senders(daemon, window=window)
     drive = Drive([*readers, *talking])
     memory: list[int] = []
-    while len(memory) < steps or sum(one.acknowledged for one in talking) < _ENOUGH:
+    while len(memory) < steps or sum(one.acknowledged for one in talking) < enough:
         drive.run(seconds / steps)
         memory.append(resident_kib(daemon.process.pid))
     drive.settle(talking)

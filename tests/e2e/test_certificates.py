@@ -11,6 +11,7 @@ import pytest
 from tests.daemon import Daemon, command_output, device_token, running_daemon
 from tests.programs import require_dtls, require_program
 from tests.protocols.coap.dtls.client import make_certificate
+from tests.rows import each_row
 
 STATE = '{"data":{"state":true}}'
 
@@ -30,15 +31,15 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         yield daemon
 
 
-@pytest.mark.parametrize("cipher", ["ECDHE-ECDSA-AES128-GCM-SHA256", "ECDHE-RSA-AES128-GCM-SHA256"])
-@pytest.mark.parametrize("listener", ["accounts", "secure"])
+@each_row("cipher", ["ECDHE-ECDSA-AES128-GCM-SHA256", "ECDHE-RSA-AES128-GCM-SHA256"])
+@each_row("listener", ["accounts", "secure"])
 def test_of_either_kind(daemon: Daemon, listener: str, cipher: str, tmp_path: Path) -> None:
     """One listener has Python's TLS, the other pyOpenSSL's; the secure one refuses us only after the handshake."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.maximum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers(cipher)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.load_cert_chain(*make_certificate(tmp_path, "rsa"))
+    context.load_cert_chain(*make_certificate(tmp_path, "ecdsa"))
     host, _, port = daemon.addresses[listener].rpartition(":")
     with socket.create_connection((host, int(port)), timeout=20) as sock, context.wrap_socket(sock) as stream:
         chosen = stream.cipher()

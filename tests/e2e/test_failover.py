@@ -13,6 +13,7 @@ from tests.daemon import command_output, write_world
 from tests.e2e.test_standby import KILL_SECONDS, Load
 from tests.postgresql import server
 from tests.programs import require_program
+from tests.properties import in_ci
 from tests.storage.test_failover import Pair
 
 #: As in test_standby.py.
@@ -41,6 +42,7 @@ def nodes(pair: Pair, tmp_path: Path) -> Iterator[tuple[Node, Node]]:
         node.close()
 
 
+@in_ci
 def test_nothing_is_lost_when_the_database_and_the_daemon_fail_together(pair: Pair, nodes: tuple[Node, Node]) -> None:
     """The standby is synchronous. paho, websocket-client and curl send all the time."""
     require_program("curl")

@@ -11,7 +11,7 @@ import httpx
 
 from tests.daemon import USER_TOKEN, Daemon, bearer, device_id, device_token
 
-ROUNDS = 8  # tests/faults kills a daemon hundreds of times
+ROUNDS = 4  # tests/faults kills a daemon hundreds of times
 CLIENTS = 4
 #: Unacknowledged messages of a device. With the long one, rows wait for the next commit, which then begins before the
 #: acknowledgements of the last one are sent.

@@ -98,49 +98,35 @@ async def _coap_node(listening: Listening) -> AsyncIterator["subprocess.Popen[st
 class TestCoapNode:
     """The npm package coap-node 0.2.5, an LWM2M 1.0 client. It has no DTLS, so a relay with OpenSSL adds that."""
 
-    async def test_registers_and_is_read(self, client: "subprocess.Popen[str]", management: Management) -> None:
-        """int-101, int-203, int-223: the sequence after the registration."""
+    async def test_registers_does_every_operation_and_leaves(
+        self, client: "subprocess.Popen[str]", management: Management
+    ) -> None:
         assert await _line(client) == "2.01"
         session = await management.session()
+        assert isinstance(session, RegisteredDevice)
+        # int-101, int-203, int-223: the sequence after the registration
         assert {path for path in session.offers if len(path) > 1} == {(3, 0), (4, 0), (3303, 0), (3308, 0)}
         assert management.values[(3, 0, 0)] == "Example"
         assert management.values[(3, 0, 7)] == [100]
         assert management.values[(3303, 0, 5700)] == 21.5
-
-    async def test_answers_every_operation(self, client: "subprocess.Popen[str]", management: Management) -> None:
-        """int-201, int-222, int-224, int-256, int-260."""
-        assert await _line(client) == "2.01"
-        session = await management.session()
+        # int-201, int-222, int-224, int-256, int-260
         assert latest(await session.read((3, 0, 1))) == {(3, 0, 1): "Node"}
-        assert isinstance(session, RegisteredDevice)
         assert latest(await session.read((3308,)))[(3308, 0, 5900)] == 20.5
         assert (3303, 0, 5700) in await session.discover((3303,))
         for refused in (session.execute((3, 0, 4)), session.write((3, 0, 14), "+01:00"), session.read((5, 0))):
             with pytest.raises(DeviceRefusedError):
                 await refused
-
-    async def test_is_written_and_executed(self, client: "subprocess.Popen[str]", management: Management) -> None:
-        """int-205, int-227, int-241."""
-        assert await _line(client) == "2.01"
-        session = await management.session()
+        # int-205, int-227, int-241
         await session.write((3308, 0, 5900), 24.5)
         assert latest(await session.read((3308, 0, 5900))) == {(3308, 0, 5900): 24.5}
         await session.execute((3303, 0, 5605))
         assert await _line(client) == "executed"
-
-    async def test_updates_its_registration(self, client: "subprocess.Popen[str]", management: Management) -> None:
-        """int-102, int-107."""
-        assert await _line(client) == "2.01"
-        session = await management.session()
-        assert isinstance(session, RegisteredDevice)
+        # int-102, int-107
         assert session.lifetime_seconds == 300
         _tell(client, "update 600")
         assert await management.session(2) is session
         assert session.lifetime_seconds == 600
-
-    async def test_notifies_and_leaves(self, client: "subprocess.Popen[str]", management: Management) -> None:
-        """int-301, int-103."""
-        session = await management.session()
+        # int-301, int-103
         _tell(client, "3300")
         await management.wait(lambda: management.values[(3, 0, 7)] == [3300])
         _tell(client, "leave")
@@ -266,12 +252,10 @@ async def _line(process: "subprocess.Popen[str]") -> str:
         return (await trio.to_thread.run_sync(process.stdout.readline, abandon_on_cancel=True)).strip()
 
 
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory, certificate: Path) -> Iterator[Daemon]:
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
     require_dtls()
-    tls = f'[tls]\ncertificate = "{certificate}"\nkey = "{certificate.with_name("key.pem")}"\n'
-    lwm2m = "[lwm2m]\n" + "".join(f'{kind}_bind = "127.0.0.1:0"\n' for kind in ("dtls", "tcp", "tls"))
-    with running_daemon(tmp_path_factory.mktemp("lwm2m"), devices=3, settings=tls + lwm2m) as daemon:
+    with running_daemon(tmp_path, devices=1, settings='[lwm2m]\ndtls_bind = "127.0.0.1:0"\n') as daemon:
         yield daemon
 
 
@@ -289,26 +273,15 @@ def _wait_availability(daemon: Daemon, device: str, wanted: str) -> None:
         found = answer.json()["data"].get("availability")
 
 
-def test_the_simulated_device_is_online_while_it_is_registered(daemon: Daemon, program: Path) -> None:
+def test_the_daemon_stops_at_once_with_a_simulated_device_that_is_online(daemon: Daemon, program: Path) -> None:
+    """It is online while it is registered."""
     with subprocess.Popen(
-        _simulate(program, daemon), env={**os.environ, "TRUNKLINE_TOKEN": device_token(0)}
+        _simulate(program, daemon),
+        env={**os.environ, "TRUNKLINE_TOKEN": device_token(0)},
+        stderr=subprocess.DEVNULL,
     ) as process:
         _wait_availability(daemon, device_id(0), "online")
         assert "lwm2m" in command_output("statistics", "--config", daemon.config)
-        process.terminate()
-
-
-def test_the_daemon_stops_at_once_with_registered_devices(tmp_path: Path, program: Path) -> None:
-    require_dtls()
-    with (
-        running_daemon(tmp_path, devices=1, settings='[lwm2m]\ndtls_bind = "127.0.0.1:0"\n') as daemon,
-        subprocess.Popen(
-            _simulate(program, daemon),
-            env={**os.environ, "TRUNKLINE_TOKEN": device_token(0)},
-            stderr=subprocess.DEVNULL,
-        ) as process,
-    ):
-        _wait_availability(daemon, device_id(0), "online")
         begin = time.monotonic()
         assert daemon.stop() == 0
         assert time.monotonic() - begin < 4  # less than the grace period

@@ -58,37 +58,27 @@ def send(daemon: Daemon, http: httpx.Client) -> httpx.Response:
     return http.post(f"{daemon.base_url}/messages", json={"sdid": device_id(0), "data": {"state": True}})
 
 
-def pay_by_hand(folder: Path) -> None:
-    with running_daemon(folder, devices=1) as daemon, httpx.Client(headers=bearer(USER_TOKEN)) as http:
-        back = f"http://{daemon.addresses['http']}{begin_payment(daemon, http).headers['Location']}"
-        reference = trunkline(daemon, "payments").split()[0]
-        assert reference in http.get(back).text
-        assert json.loads(trunkline(daemon, "payments", "--json"))["reference"] == reference
-        trunkline(daemon, "payments", "accept", reference)
-        assert http.get(back).headers["Location"] == f"{CALLBACK}?status=accepted"
-        assert active_tier(daemon, http) == "Plus"
-        assert trunkline(daemon, "payments") == ""
-
-
-def test_an_operator_confirms_a_payment_by_hand(tmp_path: Path) -> None:
-    pay_by_hand(tmp_path)
-
-
-def test_the_daily_quota_of_the_free_tier_ends_with_the_payment(tmp_path: Path) -> None:
+def test_the_daily_quota_of_the_free_tier_ends_with_a_payment_that_an_operator_confirms_by_hand(tmp_path: Path) -> None:
     daemon = Daemon(tmp_path / "state")
     daemon.configure(devices=1)
     daemon.config.write_text(daemon.config.read_text(encoding="utf-8").replace('quotas = "off"', 'quotas = "on"'))
     daemon.start()
     try:
         with httpx.Client(headers=bearer(USER_TOKEN)) as http:
-            begin_payment(daemon, http)
+            back = f"http://{daemon.addresses['http']}{begin_payment(daemon, http).headers['Location']}"
             sent = [send(daemon, http) for _ in range(3)]
             assert [answer.status_code for answer in sent] == [200, 200, 429]
             assert sent[1].headers["x-quota-device-limits"] == "2/2"
             assert sent[2].json()["error"]["message"] == (
                 f"Plan quota exceeded for device {device_id(0)}. Reason: Daily message limit."
             )
-            trunkline(daemon, "payments", "accept", trunkline(daemon, "payments").split()[0])
+            reference = trunkline(daemon, "payments").split()[0]
+            assert reference in http.get(back).text
+            assert json.loads(trunkline(daemon, "payments", "--json"))["reference"] == reference
+            trunkline(daemon, "payments", "accept", reference)
+            assert http.get(back).headers["Location"] == f"{CALLBACK}?status=accepted"
+            assert active_tier(daemon, http) == "Plus"
+            assert trunkline(daemon, "payments") == ""
             assert send(daemon, http).status_code == 200
             daemon.stop()
             daemon.start()

@@ -9,11 +9,11 @@ import httpx
 
 from tests.daemon import USER_TOKEN, Daemon, bearer, device_id
 
-_LINES = 2_000
-_STEP_MS = 20_000
+_LINES = 1_000
+_STEP_MS = 40_000
 _START_MS = 1_500_000_000_000 - 1_500_000_000_000 % 86_400_000
 _DEVICE = device_id(0)
-_KILLS = 2
+_KILLS = 1
 
 
 def _client(daemon: Daemon) -> httpx.Client:

@@ -16,7 +16,7 @@ from tests.programs import require_program
 
 SECONDS = 30
 FIELDS = [{"name": name, "valueClass": "Integer", "settable": True} for name in ("intensity", "speed")]
-KILLS = 8
+KILLS = 4
 
 
 @pytest.fixture(scope="module")
