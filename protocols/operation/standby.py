@@ -354,7 +354,8 @@ class _Waiting:
         self._begin(STANDS_BY, f"Stands by: node {holder.node} serves")
 
     def is_away(self, error: StoreError) -> None:
-        if self._outage.failed(error):
+        is_told = self._outage.failed(error)  # not again within a minute, but who asks for the health is told the truth
+        if is_told or self._answers is not DATABASE_AWAY:
             self._begin(DATABASE_AWAY, f"Waits for the database: {error}")
 
     def answers(self) -> None:

@@ -139,7 +139,6 @@ def test_two_daemons_lose_nothing_while_the_server_restarts(own: Server, nodes: 
     with Load(nodes) as load:
         for mode in ("fast", "immediate"):
             other = next(node for node in nodes if ready(node) == STANDS_BY)
-            before = other.log().count(" database_away ")
             own.stop(mode)
             is_ready(other, AWAY)
             own.start()
@@ -151,7 +150,7 @@ def test_two_daemons_lose_nothing_while_the_server_restarts(own: Server, nodes: 
                 2 * PATIENCE_OF_TESTS,
             )
             wait_until(partial(one_serves, nodes), "one serves, and the other one stands by", 2 * PATIENCE_OF_TESTS)
-            assert other.log().count(" database_away ") == before + 1
+            assert other.log().count(" database_away ") == 1  # of both: two lines a minute are enough
     load.check(a if ready(a) == SERVES else b)
 
 
