@@ -6,6 +6,7 @@ And how much of a matrix is tried that takes many seconds: all of it in CI's run
 """
 
 import os
+import random
 from collections.abc import Sequence
 from typing import Final, TypeVar
 
@@ -43,3 +44,14 @@ def every_nth_daily(nth: int, rows: Sequence[Row]) -> Sequence[Row]:
     Call it while pytest collects tests; the profile is known by then.
     """
     return rows if examples(_FULL) > _FULL // 10 else rows[::nth]
+
+
+def drawn(rows: Sequence[Row], nth: int) -> list[Row]:
+    """One in `nth` of the rows, others in each run; all with `--hypothesis-profile=full`. In their order.
+
+    Call it in a test: all workers must collect the same tests.
+    """
+    if examples(_FULL) == _FULL:
+        return list(rows)
+    chosen = set(random.sample(range(len(rows)), max(1, len(rows) // nth)))
+    return [row for number, row in enumerate(rows) if number in chosen]
