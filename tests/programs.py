@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+from functools import cache
 from typing import Never
 
 import pytest
@@ -36,6 +37,7 @@ def require_micropython_module(name: str) -> tuple[str, str]:
     return program, os.environ.get("MICROPYPATH", "")
 
 
+@cache
 def require_dtls() -> None:
     """As `require_program`, for a GnuTLS that passes the daemon's self-test."""
     try:

@@ -118,13 +118,20 @@ _FUNCTIONS: Final[dict[str, tuple[Any, ...]]] = {
 }
 
 
+@cache
+def _ffi() -> FFI:
+    """One for all contexts: to parse its types takes longer than all else that a context needs."""
+    ffi = FFI()
+    ffi.cdef("typedef struct { void *data; unsigned int size; } gnutls_datum_t;")
+    return ffi
+
+
 class FindSession:
     """A function for `gnutls_db_set_retrieve_function`, by cffi: those of ctypes cannot return a structure."""
 
     def __init__(self, library: Any, find: Callable[[bytes], bytes | None]) -> None:
         """`find` gives the data of the session with an id, and must not raise."""
-        ffi = FFI()
-        ffi.cdef("typedef struct { void *data; unsigned int size; } gnutls_datum_t;")
+        ffi = _ffi()
 
         def found(_pointer: object, id_: Any) -> Any:
             place, data = ffi.new("gnutls_datum_t *"), find(bytes(ffi.buffer(id_.data, id_.size)))

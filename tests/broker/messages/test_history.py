@@ -241,7 +241,7 @@ def run_with_devices(test: object, *arguments: object) -> None:
     trio.run(main)
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     st.lists(sent, max_size=25),
     st.sets(st.integers(0, 2), min_size=1),
@@ -280,7 +280,7 @@ def test_walking_to_the_end_and_back_gives_every_message_once_and_in_order(
     run_with_devices(walk)
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(
     st.lists(sent, min_size=1, max_size=12),
     st.lists(st.lists(sent, max_size=4), max_size=6),
@@ -312,7 +312,7 @@ def test_messages_that_come_meanwhile_shift_and_repeat_nothing(
 _INTENSE = FieldMatch("intensity")
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     st.lists(st.tuples(sent, st.booleans()), max_size=25),
     st.sets(st.integers(0, 2), min_size=1),

@@ -116,9 +116,17 @@ async def stored(services: Services) -> list[object]:
     ]
 
 
-@pytest.mark.parametrize("topics", ["service", "open"])
-@pytest.mark.parametrize("rate", ["off", "12/100", "100/12"])
-@pytest.mark.parametrize("daily", [None, 5])
+@pytest.mark.parametrize(
+    ("topics", "rate", "daily"),
+    [
+        ("service", "off", None),
+        ("open", "off", 5),
+        ("open", "12/100", None),
+        ("service", "12/100", 5),
+        ("service", "100/12", None),
+        ("open", "100/12", 5),
+    ],
+)
 async def test_packets_of_one_write_are_treated_as_those_that_come_one_by_one(
     tmp_path: Path, topics: Literal["service", "open"], rate: str, daily: int | None
 ) -> None:

@@ -62,18 +62,19 @@ async def lose_its_token(server: Server, peer: Peer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("leave", "is_due"),
+    ("leave", "is_due", "topic"),
     [
-        (vanish, True),
-        (fall_silent, True),
-        (misbehave, True),
-        (be_replaced, True),
-        (disconnect, False),
-        (lose_its_token, False),
+        (vanish, True, MESSAGES),
+        (vanish, True, ACTIONS),
+        (vanish, True, HALL_MESSAGES),
+        (fall_silent, True, MESSAGES[1:]),
+        (misbehave, True, MESSAGES),
+        (be_replaced, True, MESSAGES),
+        (disconnect, False, MESSAGES),
+        (lose_its_token, False, MESSAGES),
     ],
-    ids=["vanished", "silent", "misbehaved", "replaced", "disconnected", "token revoked"],
+    ids=["vanished", "Actions", "another's", "silent", "misbehaved", "replaced", "disconnected", "token revoked"],
 )
-@pytest.mark.parametrize("topic", [MESSAGES, MESSAGES[1:], ACTIONS, HALL_MESSAGES])
 async def test_a_will_to_the_devices_own_topic_is_stored(
     server: Server, autojump_clock: MockClock, leave: Leave, is_due: bool, topic: bytes
 ) -> None:

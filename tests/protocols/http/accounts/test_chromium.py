@@ -11,6 +11,7 @@ import trio
 
 from config.settings import Address
 from tests.broker.accounts.oauth_world import WEB, OAuthWorld, provision_application
+from tests.properties import in_ci
 from tests.protocols.http.accounts.browser import PASSWORD, give_password
 from tests.protocols.http.accounts.test_pages import ask_for_their_locks
 from tests.rows import each_row
@@ -19,7 +20,7 @@ from tests.served import served
 if TYPE_CHECKING:  # most processes that collect tests have no use for a browser
     from tests.browser import Chromium
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, in_ci]
 
 
 @contextmanager

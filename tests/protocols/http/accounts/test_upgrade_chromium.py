@@ -14,13 +14,14 @@ from config.settings import Address
 from tests.broker.accounts.oauth_world import provision_application
 from tests.builders import ServicesOpener
 from tests.factories import ADA_TOKEN, DASHBOARD, KITCHEN, LIGHT_TYPE, World
+from tests.properties import in_ci
 from tests.protocols.http.accounts.test_chromium import site
 from tests.rows import each_row
 
 if TYPE_CHECKING:  # most processes that collect tests have no use for a browser
     from tests.browser import Chromium
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, in_ci]
 
 
 @dataclass
