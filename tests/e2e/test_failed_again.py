@@ -8,8 +8,9 @@ import httpx
 
 from tests.daemon import LIGHT_TYPE, USER_TOKEN, Daemon, bearer, command_output, device_id
 from tests.e2e.test_kill import stored_counts
+from tests.properties import in_ci
 
-BATCHES, BATCH = 4, 1_000
+BATCHES, BATCH = 2, 1_000
 SECONDS = 30
 
 
@@ -24,6 +25,7 @@ def wait_for_fewer(client: httpx.Client, number: int) -> None:
         assert time.monotonic() < ends, "nothing was read again"
 
 
+@in_ci
 def test_each_is_stored_once_after_kills(tmp_path: Path) -> None:
     daemon, number = Daemon(tmp_path / "state"), BATCHES * BATCH
     daemon.configure(devices=1)

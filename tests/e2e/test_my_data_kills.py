@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 
 from tests.daemon import USER_TOKEN, Daemon, bearer, device_id
+from tests.properties import in_ci
 
 _LINES = 1_000
 _STEP_MS = 40_000
@@ -82,6 +83,7 @@ def check_counts(client: httpx.Client, stored: list[tuple[int, int]]) -> None:
     assert snapshot["data"]["intensity"] == {"ts": stored[-1][0], "value": stored[-1][1]}
 
 
+@in_ci
 def test_an_import_and_a_deletion_go_on_after_kills(tmp_path: Path) -> None:
     chance = random.Random(20_261_127)  # noqa: S311 - the same in every run
     daemon = Daemon(tmp_path / "state")

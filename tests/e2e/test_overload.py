@@ -11,7 +11,8 @@ from tests.attacks.overload import ALLOWED_MS, opened_world, overload
 from tests.properties import in_ci
 
 
-@pytest.mark.parametrize("protocol", ["mqtt", pytest.param("coap", marks=in_ci)])
+@in_ci
+@pytest.mark.parametrize("protocol", ["mqtt", "coap"])
 def test_memory_is_bounded_devices_share_and_the_daemon_recovers(tmp_path: Path, protocol: str) -> None:
     with opened_world(tmp_path) as opened:
         found = overload(protocol, opened, seconds=0.5)

@@ -7,8 +7,10 @@ from pathlib import Path
 
 from tests.benchmarks.websocket import soak
 from tests.daemon import MANY_CONNECTIONS, running_daemon
+from tests.properties import in_ci
 
 
+@in_ci
 def test_subscribers_that_stop_reading_do_not_delay_the_others(tmp_path: Path) -> None:
     with running_daemon(tmp_path, devices=60, settings=MANY_CONNECTIONS) as daemon:
         found = soak(daemon, 1.0, sockets=150, steps=2, enough=15_000)

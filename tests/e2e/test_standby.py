@@ -33,6 +33,7 @@ from tests.e2e.test_proxies import adapted, running
 from tests.free_port import free_port
 from tests.postgresql import server
 from tests.programs import require_program
+from tests.properties import in_ci
 from tests.rows import each_row
 
 #: The clients leave sockets to the garbage collector when a node does not answer.
@@ -259,6 +260,7 @@ def test_prometheus_has_nothing_to_say_against_the_metrics_over_postgresql(nodes
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
+@in_ci
 def test_take_overs_lose_nothing_and_store_nothing_twice(nodes: tuple[Node, Node]) -> None:
     """Kill, stop, pause and the same name, one after the other, while three clients send."""
     require_program("curl")

@@ -28,6 +28,7 @@ from tests.daemon import (
 )
 from tests.fork_server import ForkedProcess
 from tests.free_port import free_port
+from tests.properties import in_ci
 
 SETTINGS = "[outbound]\nallow_private_addresses = true\n"
 
@@ -135,6 +136,7 @@ def test_kills_of_the_daemon_and_of_the_callback_lose_no_message(tmp_path: Path)
     assert all(mids == sorted(mids) for mids in in_order.values())
 
 
+@in_ci
 def test_kills_of_the_daemon_and_of_the_callback_lose_no_change_of_an_alarm(tmp_path: Path) -> None:
     """Each change has one id, and comes in its order."""
     port, output = free_port(), tmp_path / "received.jsonl"

@@ -14,6 +14,7 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
 from tests.daemon import ADA_EMAIL, Daemon, device_id, device_token
 from tests.programs import require_program
+from tests.properties import in_ci
 
 SETTINGS = f"""
 [[topic_devices]]
@@ -84,6 +85,7 @@ def killed_under_paho(daemon: Daemon, qos: int, values: Sequence[int], enough: i
     return {known[number] for number in acknowledged}
 
 
+@in_ci
 def test_every_acknowledged_first_message_is_stored_after_a_kill(daemon: Daemon) -> None:
     """Each start has all devices to read again, and the first rounds make them."""
     chance = random.Random(20_261_127)  # noqa: S311 - the moments are random, and the same in every run

@@ -13,6 +13,7 @@ import pytest
 from tests.daemon import LIGHT_TYPE, USER_TOKEN, Daemon, bearer, command_output, device_id, device_token
 from tests.e2e.test_mosquitto import heard, listening, who
 from tests.programs import require_program
+from tests.properties import in_ci
 
 SECONDS = 30
 FIELDS = [{"name": name, "valueClass": "Integer", "settable": True} for name in ("intensity", "speed")]
@@ -111,6 +112,7 @@ def test_a_device_that_sleeps_gets_it_with_its_message(own_daemon: Daemon) -> No
     assert wrong.json()["error"]["errors"][0][0]["field"] == "wanted"
 
 
+@in_ci
 def test_a_report_is_not_lost_when_the_daemon_is_killed_before_its_answer(own_daemon: Daemon) -> None:
     stored = 0
     for value in range(1, KILLS + 1):

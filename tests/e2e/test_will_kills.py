@@ -15,6 +15,7 @@ from protocols.mqtt.packets import Will
 from protocols.mqtt.values import NO_PROPERTIES, Properties
 from tests.daemon import USER_TOKEN, Daemon, bearer, device_id, device_token
 from tests.e2e.conftest import Rest
+from tests.properties import in_ci
 from tests.protocols.mqtt.peers import DISCONNECT, connect, disconnect_5, puback, publish, publish_5
 
 PATIENCE_SECONDS = 30
@@ -127,7 +128,7 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
     daemon.stop()
 
 
-@pytest.mark.parametrize("how", ["kill", "stop"])
+@pytest.mark.parametrize("how", ["kill", pytest.param("stop", marks=in_ci)])
 def test_wills_outlive_the_daemon(daemon: Daemon, how: str) -> None:
     soon, late = Properties(will_delay=2), Properties(will_delay=3_600)
     with watching(daemon):
@@ -175,6 +176,7 @@ def test_wills_outlive_the_daemon(daemon: Daemon, how: str) -> None:
         assert [message["data"] for message in Rest(client).last(9)] == [{"state": False}]
 
 
+@in_ci
 def test_a_will_outlives_a_kill_where_nothing_else_of_a_connection_does(tmp_path: Path) -> None:
     """The settings are the default ones."""
     daemon = Daemon(tmp_path / "state")
