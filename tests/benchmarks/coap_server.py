@@ -59,6 +59,11 @@ class CoapServer:
             "dtls_endpoint": asdict(self.listener.endpoint.statistics()),
         }
 
+    async def is_online(self, number: int) -> bool:
+        """Whether a device observes its Actions."""
+        light = await self.services.devices.registry.find(device_id(number))
+        return self.services.routing.connections.is_online(light.key)
+
     async def act(self, number: int) -> None:
         """Send an Action to a device."""
         light = await self.services.devices.registry.find(device_id(number))

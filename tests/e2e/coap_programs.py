@@ -51,6 +51,9 @@ class CoapServerThread:
         """Send an Action to a device."""
         trio.from_thread.run(self._server.act, number, trio_token=self._token)
 
+    def is_online(self, number: int) -> bool:
+        return trio.from_thread.run(self._server.is_online, number, trio_token=self._token)
+
     def statistics(self) -> dict[str, Any]:
         found: dict[str, Any] = trio.from_thread.run_sync(self._server.statistics, trio_token=self._token)
         return found
