@@ -62,6 +62,7 @@ from tests.e2e.readme_machine import (
 )
 from tests.e2e.test_guides import GUIDES
 from tests.programs import require_dtls, require_program
+from tests.properties import in_ci
 
 _PACKAGE: Final = "needs root and an editor; tests/e2e/test_deb.py installs the package in a root of its own"
 _SECOND: Final = "needs a second machine; tests/e2e/test_forwarding.py has two stores"
@@ -168,6 +169,7 @@ def test_a_block_is_found_below_its_heading() -> None:
     assert found == [("A 1", "sh", "one\n"), ("A 2", "toml", "[two]\n"), ("B 1", "sh", "# three\n")]
 
 
+@in_ci
 @pytest.mark.timeout(600)
 def test_the_blocks_do_what_the_documents_say(tmp_path: Path) -> None:
     require_dtls()

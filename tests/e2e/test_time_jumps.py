@@ -12,6 +12,7 @@ from protocols.operation.time_sync import is_clock_synchronized
 from tests.daemon import USER_TOKEN, Daemon, bearer, device_id
 from tests.faults.clients import PROTOCOLS
 from tests.programs import skip_without
+from tests.properties import in_ci
 
 SETTINGS = '[storage]\nretention_days = 30\n[coap]\nbind = "127.0.0.1:0"\n'
 NEAR_MS = 600_000  # less than any jump, more than a busy machine takes
@@ -81,6 +82,7 @@ def wait_for_log(tmp_path: Path, event: str) -> None:
         time.sleep(0.05)
 
 
+@in_ci
 @pytest.mark.timeout(300)  # the library reads its file for each look at the clock
 def test_a_clock_that_jumps_poisons_locks_out_and_deletes_nothing(tmp_path: Path, faked: Time) -> None:
     each = len(PROTOCOLS)

@@ -115,6 +115,8 @@ class Load:
     activities: list[str] = field(default_factory=list)  # their names
     failures: list[str] = field(default_factory=list)
     stop: threading.Event = field(default_factory=threading.Event)
+    #: While a subscription waits for its handshake. A clock that goes back then lets it wait as much longer.
+    subscribing: threading.Lock = field(default_factory=threading.Lock)
     _threads: list[threading.Thread] = field(default_factory=list)
     _subscription: str = ""
 
@@ -296,11 +298,12 @@ class Load:
     def _subscribe(self, port: int) -> str:
         self._port = port
         wanted = {"messageType": "message", "uid": ADA, "callbackUrl": f"http://localhost:{port}/"}
-        made = self.ask("POST", "/subscriptions", json=wanted)["id"]
-        end = time.monotonic() + _PATIENCE_SECONDS
-        while self.ask("GET", f"/subscriptions/{made}")["status"] != "ACTIVE":
-            assert time.monotonic() < end, "the subscription does not become active"
-            self.stop.wait(0.1)
+        with self.subscribing:
+            made = self.ask("POST", "/subscriptions", json=wanted)["id"]
+            end = time.monotonic() + _PATIENCE_SECONDS
+            while self.ask("GET", f"/subscriptions/{made}")["status"] != "ACTIVE":
+                assert time.monotonic() < end, "the subscription does not become active"
+                time.sleep(0.1)
         return str(made)
 
     def _change_subscriptions(self) -> None:

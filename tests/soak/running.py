@@ -79,8 +79,9 @@ class Soak:
             os.environ.update(before)
 
     def _leap(self, ahead_seconds: int) -> None:
-        self._clock.write_text(str(ahead_seconds), encoding="ascii")
-        self._signal(signal.SIGUSR1)
+        with self.load.subscribing:
+            self._clock.write_text(str(ahead_seconds), encoding="ascii")
+            self._signal(signal.SIGUSR1)
 
     def _signal(self, number: int) -> None:
         assert self._daemon.process is not None

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.properties import in_ci
 from tests.soak.watching import unexplained
 
 pytestmark = pytest.mark.processes
 
 
+@in_ci
 @pytest.mark.timeout(300)  # its clients wait up to a minute for each answer, on a machine with other work
 def test_everything_at_once_is_answered_stored_and_explained(tmp_path: Path) -> None:
     command = (
@@ -18,13 +20,13 @@ def test_everything_at_once_is_answered_stored_and_explained(tmp_path: Path) -> 
         "-m",
         "tests.soak",
         "--seconds",
-        "7",
+        "4",
         "--often",
         "0.6",
         "--every",
         "0.5",
         "--pause",
-        "0.05",
+        "0.3",
     )
     done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
