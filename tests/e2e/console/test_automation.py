@@ -4,6 +4,7 @@ from tests.browser import DESKTOP, PHONE
 from tests.daemon import LIGHT_TYPE, device_id
 from tests.e2e.console.user import User
 from tests.e2e.console.world import Site
+from tests.properties import in_ci
 
 
 def choose(user: User, selector: str, text: str) -> None:
@@ -93,6 +94,7 @@ def test_a_rule_raises_an_alarm_that_is_explained_and_acknowledged(ada: User, si
     ada.eventually(lambda: ada.browser.value("Topic of ntfy") == "https://ntfy.example.org/topic")
 
 
+@in_ci
 def test_what_happened_before_a_rule_is_named_so_and_no_entry_stands_twice(ada: User, site: Site) -> None:
     ada.open("")
     for value in (95, 96):
@@ -141,6 +143,7 @@ def last_actions(number: int) -> dict[str, str]:
     return {"ddid": device_id(number), "startDate": "0", "endDate": "9999999999999"}
 
 
+@in_ci
 def test_findings_of_the_api_stand_at_their_fields(ada: User) -> None:
     ada.open("/rules/new")
     ada.browser.fill("Name", "Without a number")
@@ -183,6 +186,7 @@ def test_a_scene_is_made_activated_and_deleted(ada: User, site: Site) -> None:
     ada.sees("Good night", "h1")
 
 
+@in_ci
 def test_what_a_rule_and_a_scene_want_is_edited(ada: User, site: Site) -> None:
     body = {
         "if": {"and": [bright(device_id(13))]},
@@ -226,6 +230,7 @@ def test_what_a_rule_and_a_scene_want_is_edited(ada: User, site: Site) -> None:
     ada.eventually(lambda: ada.browser.texts("#actions [id$=-field] option")[:1] == ["intensity"])
 
 
+@in_ci
 def test_a_rule_whose_device_was_deleted_opens_whole_and_is_mended(ada: User, site: Site) -> None:
     """It names the device that is missing; what was wanted of it is kept for the one in its place."""
     ada.open("")
@@ -268,6 +273,7 @@ def bright(device: str) -> dict[str, object]:
     return {"sdid": device, "field": "intensity", "operator": ">", "operand": {"value": 80}}
 
 
+@in_ci
 def test_a_scene_whose_device_was_deleted_opens_whole(ada: User, site: Site) -> None:
     ada.open("")
     lamp = site.of_ada_at_the_console(ada, "POST", "/devices", {"dtid": LIGHT_TYPE, "name": "Old lamp"})["id"]
@@ -285,6 +291,7 @@ def test_a_scene_whose_device_was_deleted_opens_whole(ada: User, site: Site) -> 
     site.of_ada_at_the_console(ada, "DELETE", f"/scenes/{scene}", None)
 
 
+@in_ci
 def test_rules_of_other_applications_are_listed_and_stopped(ada: User, site: Site) -> None:
     body = {
         "if": {"and": [bright(device_id(13))]},

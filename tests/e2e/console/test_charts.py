@@ -10,6 +10,7 @@ from tests.daemon import device_id
 from tests.e2e.console.measures import measured
 from tests.e2e.console.user import User
 from tests.e2e.console.world import Site
+from tests.properties import in_ci
 
 HOUR_MS: Final = 3_600_000
 #: Calls a function of a module of the page.
@@ -35,14 +36,33 @@ def silent(ada: User, site: Site) -> User:
 
 
 def test_live_says_since_when_a_device_is_silent_and_numbers_say_what_they_are(silent: User) -> None:
+    """Fields of one unit are drawn in one chart. A chart says its units, and the zone of its times."""
     silent.sees("No message since", "#silent")
     silent.sees("latest 30", ".chart .latest")
+    legend: Any = silent.browser.run_async(
+        _CALL % "new made.Chart({names: ['outside', 'inside'], unit: '°C'}).element.textContent", "chart.js", ""
+    )
+    assert "outside (°C)" in legend
+    assert "inside (°C)" in legend
+    for name in ("colorRGB.r", "colorRGB.g"):
+        silent.browser.click(f"#drawn input[value='{name}']")
+    apart = len(silent.browser.texts("figure.chart"))
+    silent.browser.click("#together")
+    silent.eventually(lambda: len(silent.browser.texts("figure.chart")) < apart)
+    assert len(silent.browser.texts(".chart .legend")) == apart
+    silent.browser.click("#together")
+    silent.eventually(lambda: len(silent.browser.texts("figure.chart")) == apart)
     silent.click("Day")
     silent.sees("mean of the last ten minutes 30", ".chart .latest")
     silent.sees_no("No message since")
     assert measured(silent.browser) == []
+    zone = silent.browser.run("return new Intl.DateTimeFormat().resolvedOptions().timeZone")
+    silent.click("Month")
+    silent.sees(zone, "#span")
+    silent.eventually(lambda: any("Times in " in name for name in silent.browser.names("canvas")))
 
 
+@in_ci
 def test_a_range_cannot_be_chosen_before_the_page_can_show_it(ada: User) -> None:
     ada.browser.run_scripts(False)
     ada.open(f"/devices/{device_id(52)}")
@@ -82,6 +102,7 @@ def test_a_range_of_ones_own_is_shown_in_the_finest_steps(silent: User) -> None:
     silent.sees("mean of the last minute 20", ".chart .latest")
 
 
+@in_ci
 def test_a_chart_keeps_the_focus_until_its_answer_is_there(silent: User) -> None:
     """The answers for the other fields come first."""
     silent.click("Day")
@@ -107,6 +128,7 @@ def test_a_chart_keeps_the_focus_until_its_answer_is_there(silent: User) -> None
     browser.run("window.go()")
 
 
+@in_ci
 def test_escape_leads_back_from_a_range_without_points(silent: User) -> None:
     silent.sees("latest 30", ".chart .latest")
     browser = silent.browser
@@ -128,18 +150,12 @@ def test_escape_leads_back_from_a_range_without_points(silent: User) -> None:
     assert browser.run("return document.activeElement === window.one.canvas")
 
 
-def test_fields_of_one_unit_are_drawn_in_one_chart(silent: User) -> None:
-    silent.sees("latest 30", ".chart .latest")
-    for name in ("colorRGB.r", "colorRGB.g"):
-        silent.browser.click(f"#drawn input[value='{name}']")
-    apart = len(silent.browser.texts("figure.chart"))
-    silent.browser.click("#together")
-    silent.eventually(lambda: len(silent.browser.texts("figure.chart")) < apart)
-    assert len(silent.browser.texts(".chart .legend")) == apart
-
-
-def test_a_gap_is_no_line(ada: User) -> None:
-    ada.open("")
+def test_the_parts_of_charts_and_of_sentences(ada: User) -> None:
+    """A gap is no line. Truths are yes or no unless they are switches. The bars of the usage have axes: the numbers
+    at the left from the top down to nothing, days below, and each bar as high as its number.
+    """
+    ada.browser.open(f"{ada.origin}/developer/usage")
+    ada.sees("Used this month")
     made: Any = ada.browser.run_async(
         _CALL % "new made.Chart({names: ['x']}).runs.call({gap: 10}, [0, 5, 30, 35, 60].map((t) => ({t})))"
         ".map((run) => run.map((one) => one.t))",
@@ -147,11 +163,7 @@ def test_a_gap_is_no_line(ada: User) -> None:
         "",
     )
     assert made == [[0, 5], [30, 35], [60]]
-
-
-def test_truths_are_yes_or_no_unless_they_are_switches(ada: User) -> None:
-    ada.open("")
-    made: Any = ada.browser.run_async(
+    made = ada.browser.run_async(
         _CALL % "['state', 'isOn', 'lamp.power', 'open', 'motion', 'button'].map((path) => made.shown(true, '', path))",
         "dom.js",
         "",
@@ -161,24 +173,6 @@ def test_truths_are_yes_or_no_unless_they_are_switches(ada: User) -> None:
     said = f'open = true does not hold: open of {did} is false, state of {did} is true, note of {did} is \\"true\\"'
     told: Any = ada.browser.run_async(_CALL % f'made.withTruths("{said}")', "dom.js", "")
     assert told == f'open = yes does not hold: open of {did} is no, state of {did} is on, note of {did} is "true"'
-
-
-def test_a_chart_says_its_units_and_the_zone_of_its_times(silent: User) -> None:
-    legend: Any = silent.browser.run_async(
-        _CALL % "new made.Chart({names: ['outside', 'inside'], unit: '°C'}).element.textContent", "chart.js", ""
-    )
-    assert "outside (°C)" in legend
-    assert "inside (°C)" in legend
-    zone = silent.browser.run("return new Intl.DateTimeFormat().resolvedOptions().timeZone")
-    silent.click("Month")
-    silent.sees(zone, "#span")
-    silent.eventually(lambda: any("Times in " in name for name in silent.browser.names("canvas")))
-
-
-def test_the_bars_of_the_usage_have_axes(ada: User) -> None:
-    """The numbers at the left from the top down to nothing, days below, and each bar as high as its number."""
-    ada.browser.open(f"{ada.origin}/developer/usage")
-    ada.sees("Used this month")
     points = "Array.from({length: 31}, (_, at) => [Date.UTC(2026, 0, at + 1), at * 100])"
     tell = "(on, value) => `${new Date(on).toISOString().slice(0, 10)}: ${value}`"
     ada.browser.run_async(

@@ -12,6 +12,7 @@ from tests.browser import Chromium
 from tests.daemon import ADA, ADA_EMAIL, LIGHT_TYPE, USER_TOKEN, bearer, device_id
 from tests.e2e.console.user import User
 from tests.e2e.console.world import BOB_EMAIL, Site
+from tests.properties import in_ci
 from tests.third_party_cloud import ThirdPartyCloud
 
 #: The daemon is shared: names of new types come after that of the light, which other tests expect first.
@@ -154,6 +155,7 @@ def test_an_approved_list_is_uploaded(ada: User, tmp_path: Path) -> None:
     ada.sees("Row 2: Invalid vdid", "#upload")
 
 
+@in_ci
 def test_firmware_is_rolled_out_and_a_device_fails(ada: User, site: Site, tmp_path: Path) -> None:
     """The test goes from the upload of the image to the sentence that says why the device was not updated."""
     image = tmp_path / "firmware.bin"
@@ -229,6 +231,7 @@ def test_what_fails_is_found_from_the_first_page_in_two_clicks(ada: User, site: 
     site.of_ada_at_the_console(ada, "DELETE", f"/rules/{rule_id}", None)
 
 
+@in_ci
 def test_a_failing_connector_is_found_from_the_first_page(ada: User, site: Site) -> None:
     """Its third party cannot be reached when an account is to be linked; the page says so, and since when."""
     ada.open("")
@@ -278,6 +281,7 @@ def attempts(site: Site, subscription: str) -> int:
     return sum(len(one["attempts"]) for one in found)
 
 
+@in_ci
 def test_from_the_invitation_to_a_trial_to_its_acceptance(ada: User, site: Site) -> None:
     go(ada, "/developer/trials")
     ada.sees("New trial")
@@ -292,12 +296,12 @@ def test_from_the_invitation_to_a_trial_to_its_acceptance(ada: User, site: Site)
     link = ada.browser.wait(lambda: invitation_in(site))
     ada.browser.fresh()
     bob = User(ada.browser, site.origin)
-    bob.sign_in(BOB_EMAIL)
+    bob.take_session(BOB_EMAIL)
     bob.browser.open(link)
     bob.click("Accept")
     bob.eventually(lambda: "Accept" not in bob.browser.texts("button"))
     bob.browser.fresh()
-    ada.sign_in()
+    ada.take_session()
     ada.browser.open(trial)
     ada.sees("accepted", ".badge")
     ada.sees(BOB_EMAIL, '[aria-label="Participants"]')
@@ -314,6 +318,7 @@ def invitation_in(site: Site) -> str | None:
     return None
 
 
+@in_ci
 def test_from_a_plan_to_its_payment(ada: User, site: Site) -> None:
     """A developer proposes it, an operator approves it, the device's owner pays, and the operator accepts that."""
     ada.open("")
@@ -345,10 +350,11 @@ def test_from_a_plan_to_its_payment(ada: User, site: Site) -> None:
     assert [tier["type"] for tier in tiers["pricingTiers"]] == ["paid"]
 
 
+@in_ci
 def test_a_role_that_is_lost_while_a_page_is_open_is_told(chromium: Chromium, site: Site) -> None:
     """Bob gets a role at the console of the operator's shell, opens a page, and loses the role."""
     bob = User(chromium, site.origin)
-    bob.sign_in(BOB_EMAIL)
+    bob.take_session(BOB_EMAIL)
     site.set_role(BOB_EMAIL, "developer")
     go(bob, f"{TYPE_PAGE}/firmware")
     bob.sees("Roll-outs are for administrators")
@@ -398,6 +404,7 @@ def test_a_table_of_ten_thousand_rows_pages_sorts_filters_and_goes_out(ada: User
     ada.eventually(lambda: ada.browser.texts("tbody th") == ['=1+1,"<b>;@x'])
 
 
+@in_ci
 def test_an_application_is_deleted_after_its_name_is_typed(ada: User, site: Site) -> None:
     ada.open("")
     (acme,) = site.of_ada("GET", "/developer/organizations")["data"]["organizations"]
@@ -440,6 +447,7 @@ def in_dialog(words: str) -> str:
     return f'//dialog//button[.="{words}"]'
 
 
+@in_ci
 def test_what_an_application_asks_people_for_is_chosen(ada: User, site: Site) -> None:
     ada.open("")
     (acme,) = site.of_ada("GET", "/developer/organizations")["data"]["organizations"]
@@ -470,6 +478,7 @@ def test_what_an_application_asks_people_for_is_chosen(ada: User, site: Site) ->
     site.of_ada_at_the_console(ada, "DELETE", f"/developer/applications/{made['id']}", None)
 
 
+@in_ci
 def test_a_subscription_is_made_and_deleted(ada: User, site: Site) -> None:
     go(ada, "/developer/subscriptions")
     ada.sees("New subscription")

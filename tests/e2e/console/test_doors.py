@@ -24,6 +24,7 @@ from tests.e2e.console.test_developer import go
 from tests.e2e.console.user import User
 from tests.e2e.console.world import SHELLY_TYPE, Site
 from tests.programs import require_program
+from tests.properties import in_ci
 
 OFFER: Final = "This board offers batteryLevel (/3/0/9, %), temperature (/3303/0/5700, °C), lightControlOnOff"
 
@@ -76,8 +77,7 @@ def notification(power: float) -> dict[str, Any]:
     return {**SHELLY, "params": {"ts": time.time(), "switch:0": switch}}
 
 
-def has_its_first_minute(ada: User, site: Site, did: str, field: str, shots: tuple[Path | None, str]) -> None:
-    """The value of a field is in the chart, in a rule and its explanation, and in an export."""
+def is_in_the_chart(ada: User, did: str, field: str, shots: tuple[Path | None, str]) -> None:
     ada.open(f"/devices/{did}")
     ada.sees(field, "#values")
     ada.sees("latest", ".chart .latest")
@@ -85,6 +85,10 @@ def has_its_first_minute(ada: User, site: Site, did: str, field: str, shots: tup
     assert measured(ada.browser) == []
     shot(ada.browser, shots[0], f"{shots[1]}-device")
     ada.browser.show(DESKTOP, dark=False)
+
+
+def is_used(ada: User, site: Site, did: str, field: str, shots: tuple[Path | None, str]) -> None:
+    """The value of a field is in a rule and its explanation, and in an export."""
     condition = {"sdid": did, "field": field, "operator": ">", "operand": {"value": 0}}
     then = [{"ddid": device_id(71), "action": "setOn", "parameters": {}}]
     rule = {"name": f"About {shots[1]}", "scope": "allApplications", "rule": {"if": {"and": [condition]}, "then": then}}
@@ -128,11 +132,11 @@ def test_a_shelly_from_its_first_minute(ada: User, site: Site, screenshots: Path
     ada.open("")
     ada.browser.fill("Search", SHELLY_ID)
     ada.sees(SHELLY_ID, "#devices")
-    has_its_first_minute(ada, site, did, "power", (screenshots, "shelly"))
-    ada.open(f"/devices/{did}")
+    is_in_the_chart(ada, did, "power", (screenshots, "shelly"))
     ada.sees("11.5 W", "#values")
     published(site, notification(12.5))
     ada.sees("12.5 W", "#values")
+    is_used(ada, site, did, "power", (screenshots, "shelly"))
     go(ada, "/operator")
     ada.sees("shellies", "#topics")
     assert measured(ada.browser) == []
@@ -151,8 +155,9 @@ PLUG: Final = {
 }
 
 
+@in_ci
 def test_a_zigbee_plug_from_its_first_minute(ada: User, site: Site, screenshots: Path | None) -> None:
-    """As Zigbee2MQTT announces it: found, accepted, and then as any device."""
+    """As Zigbee2MQTT announces it: found, accepted, and then in the chart as any device."""
     published(site, PLUG, "homeassistant/device/zigbee_0x1/config", number=72)
     ada.eventually(lambda: bool(site.of_ada("GET", f"/users/{ADA}/found")["data"]["found"]))
     ada.open("")
@@ -168,11 +173,11 @@ def test_a_zigbee_plug_from_its_first_minute(ada: User, site: Site, screenshots:
     ada.sees("Zigbee plug is in your list", "#offers")
     (one,) = site.of_ada("GET", f"/users/{ADA}/found")["data"]["found"]
     published(site, {"power": 11.5, "state": "ON", "linkquality": 80}, "zigbee2mqtt/plug", number=72)
-    has_its_first_minute(ada, site, one["did"], "power", (screenshots, "zigbee"))
-    ada.open(f"/devices/{one['did']}")
+    is_in_the_chart(ada, one["did"], "power", (screenshots, "zigbee"))
     ada.sees("11.5 W", "#values")
 
 
+@in_ci
 def test_a_board_offers_its_manifest(ada: User, site: Site, screenshots: Path | None) -> None:
     if "lwm2m_dtls" not in site.daemon.addresses:
         pytest.skip("DTLS is not available")
@@ -197,7 +202,7 @@ def test_a_board_offers_its_manifest(ada: User, site: Site, screenshots: Path | 
         ada.click("Use these for Terrace board")
         ada.sees("Version 1 is in use")
         ada.sees_no(OFFER)
-        has_its_first_minute(ada, site, device["id"], "temperature", (screenshots, "board"))
+        is_in_the_chart(ada, device["id"], "temperature", (screenshots, "board"))
     # Why nothing comes of a device that never registered.
     other = site.of_ada_at_the_console(ada, "POST", "/devices", {"dtid": dtid, "name": "In its box"})["id"]
     ada.open(f"/devices/{other}")

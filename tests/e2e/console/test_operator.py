@@ -10,6 +10,7 @@ from tests.daemon import LIGHT_TYPE
 from tests.e2e.console.test_developer import go
 from tests.e2e.console.user import User
 from tests.e2e.console.world import BOB_EMAIL, Site
+from tests.properties import in_ci
 
 
 def test_the_first_questions_of_an_incident(ada: User, site: Site) -> None:
@@ -32,6 +33,7 @@ def test_the_first_questions_of_an_incident(ada: User, site: Site) -> None:
     ada.sees("127.0.0.1", "tbody")
 
 
+@in_ci
 def test_upstreams_and_topic_devices_are_shown_on_a_tablet(ada: User) -> None:
     """An upstream that cannot be reached says so, also to the doctor; long names and sentences keep to their boxes."""
     ada.browser.show((820, 1180), dark=False)
@@ -66,15 +68,6 @@ return tables.length > 0 && tables.every((one) => one.offsetWidth <= one.parentE
 """
 
 
-def test_a_backup_is_made_and_found_again(ada: User) -> None:
-    go(ada, "/operator/backups")
-    ada.click("Make a backup")
-    ada.sees("The backup has begun")
-    go(ada, "/operator/backups")
-    ada.sees("done", "#latest")
-    ada.sees("trunkline-", "#kept th")
-
-
 #: What would come by the clock never comes; what follows a frame of the feed at once does.
 WITHOUT_A_CLOCK: Final = """
 const real = window.setTimeout;
@@ -83,12 +76,17 @@ window.setTimeout = (work, ms, ...more) => (ms >= 4500 ? 0 : real(work, ms, ...m
 
 
 def test_the_progress_of_a_backup_and_of_a_task_comes_without_polling(ada: User, site: Site) -> None:
+    """The backup is found again."""
     go(ada, "/operator/backups")
     ada.sees("Make a backup")
     ada.browser.run(WITHOUT_A_CLOCK)
     file = ada.browser.texts("#latest code")
-    site.of_ada_at_the_console(ada, "POST", "/operator/backups", None)
+    ada.click("Make a backup")
+    ada.sees("The backup has begun")
     ada.eventually(lambda: ada.browser.texts("#latest code") not in (file, []))
+    go(ada, "/operator/backups")
+    ada.sees("done", "#latest")
+    ada.sees("trunkline-", "#kept th")
     tomorrow = int(time.time() * 1000) + 86_400_000
     task = {"dtid": LIGHT_TYPE, "taskType": "R", "property": "serverProperties.site", "scheduledOn": tomorrow}
     made = site.of_ada_at_the_console(ada, "POST", "/devicemgmt/tasks", task)["id"]
@@ -101,7 +99,7 @@ def test_the_progress_of_a_backup_and_of_a_task_comes_without_polling(ada: User,
 
 def test_others_are_told_that_a_page_is_not_for_them(chromium: Chromium, site: Site) -> None:
     bob = User(chromium, site.origin)
-    bob.sign_in(BOB_EMAIL)
+    bob.take_session(BOB_EMAIL)
     for area in ("operator", "developer"):
         go(bob, "/console")
         assert bob.browser.texts(".areas") == []
@@ -111,6 +109,7 @@ def test_others_are_told_that_a_page_is_not_for_them(chromium: Chromium, site: S
     bob.browser.traffic()  # the refusals
 
 
+@in_ci
 def test_a_lost_connection_is_shown_and_comes_back(ada: User, site: Site) -> None:
     go(ada, "/operator")
     ada.sees("Runs since", "#page")  # it still waits for the doctor, which answers 503 when the daemon ends

@@ -19,26 +19,6 @@ def bob(chromium: Chromium, site: Site) -> User:
     return user
 
 
-def test_a_shared_device_says_who_shares_it_and_is_left(bob: User, site: Site) -> None:
-    did = device_id(40)
-    site.of_ada("POST", f"/devices/{did}/shares", json={"email": BOB_EMAIL})
-    bob.open("")
-    bob.sees("Ada shares Light 40 with you", "#offers")
-    bob.click("Accept")
-    bob.sees("Light 40 is in your list")
-    bob.click("Open it")
-    bob.sees("shared with you by Ada", "#standing")
-    site.send(40, intensity=7)
-    bob.sees("stored", "#trail")
-    assert bob.browser.traffic().complaints == (), "it asks for nothing that only the owner may see"
-    assert measured(bob.browser) == []
-    bob.click("Leave")
-    bob.sees("Leave Light 40?", "dialog")
-    bob.browser.leaving(lambda: bob.click("Leave it"))
-    bob.sees("No devices yet")
-    assert site.of_ada("GET", f"/devices/{did}/shares")["total"] == 0
-
-
 def test_words_would_be_found_broken(bob: User) -> None:
     """The measure of tables would find something."""
     bob.open("/account")
@@ -72,31 +52,22 @@ def test_a_page_of_the_version_before_says_that_it_is_to_be_loaded_again(bob: Us
     assert bob.browser.texts("#outdated") == []
 
 
-def test_a_page_that_is_open_during_an_upgrade_says_so_by_itself(ada: User, site: Site) -> None:
-    """The page says so as soon as the service is back, not when its token ends an hour later."""
-    ada.open("")
-    ada.sees("1–25 of", "#pages")
-    ada.browser.run("document.querySelector('meta[name=build]').content = 'the version before'")
-    ada.browser.fill("Search", "Light 1")
-    site.daemon.stop()
-    ada.sees("No connection to the server", "#connection")
-    assert ada.browser.texts("#outdated") == []
-    site.start()
-    ada.sees("another version now", "#outdated")
-    assert ada.browser.value("Search") == "Light 1", "what was typed is still there"
-    ada.browser.traffic()  # forget requests that did not load
-
-
-def test_a_share_is_left_on_the_page_of_the_account(bob: User, site: Site) -> None:
-    did = device_id(41)
-    share = site.of_ada("POST", f"/devices/{did}/shares", json={"email": BOB_EMAIL})["data"]
-    path = f"/devices/{did}/shares/{share['shareId']}"
-    site.of_ada_at_the_console(bob, "PUT", path, {"status": "ACCEPTED"})
+def test_a_share_is_left_at_the_device_and_on_the_page_of_the_account(bob: User, site: Site) -> None:
+    for number in (40, 41):
+        share = site.of_ada("POST", f"/devices/{device_id(number)}/shares", json={"email": BOB_EMAIL})["data"]
+        path = f"/devices/{device_id(number)}/shares/{share['shareId']}"
+        site.of_ada_at_the_console(bob, "PUT", path, {"status": "ACCEPTED"})
     bob.open("/account")
     bob.sees("Light 41", "#shared")
     bob.sees("Ada", "#shared")
     bob.click("Leave Light 41")
     bob.sees("Leave Light 41?", "dialog")
     bob.click("Leave it")
-    bob.sees("Nobody shares a device with you", "#shared")
-    assert site.of_ada("GET", f"/devices/{did}/shares")["total"] == 0
+    bob.sees_no("Light 41", "#shared")
+    bob.open(f"/devices/{device_id(40)}")
+    bob.click("Leave")
+    bob.sees("Leave Light 40?", "dialog")
+    bob.browser.leaving(lambda: bob.click("Leave it"))
+    bob.sees("No devices yet")
+    for number in (40, 41):
+        assert site.of_ada("GET", f"/devices/{device_id(number)}/shares")["total"] == 0
