@@ -15,6 +15,7 @@ from config.loading import load_settings
 from deploy.build_deb import extras_of
 from tests.daemon import TRUNKLINE
 from tests.programs import require_program
+from tests.properties import in_ci
 
 pytestmark = pytest.mark.processes
 
@@ -201,6 +202,7 @@ def test_an_upgrade_that_is_killed_at_any_moment_leaves_a_version_that_works(mac
     assert len(machine.versions) == 2
 
 
+@in_ci
 def test_an_upgrade_with_a_broken_configuration_says_what_is_wrong_and_changes_nothing(machine: Machine) -> None:
     machine.install()
     first, config = machine.version, machine.root / "etc/trunkline/trunkline.toml"

@@ -18,6 +18,7 @@ from packaging.utils import canonicalize_name
 from deploy.build_deb import installed_closure
 from deploy.pins import needed, normalized, read_pins, roots_of_project
 from deploy.reproduce import FIRST, SECOND, build_wheel, cloned, made
+from tests.properties import in_ci
 
 pytestmark = pytest.mark.processes
 
@@ -61,6 +62,7 @@ def test_wheel_holds_what_the_packages_need(wheel: zipfile.ZipFile) -> None:
     assert {"config/example.toml", "broker/device_types/shipped/smart_light.json", "broker/py.typed"} <= names
 
 
+@in_ci
 def test_two_builds_of_a_commit_are_equal(tmp_path: Path) -> None:
     """`make reproduce` builds the Debian package twice, too."""
     digests = []

@@ -19,6 +19,7 @@ from packaging.requirements import Requirement
 from broker.secrets import Passwords
 from tests.daemon import Daemon, bearer
 from tests.leaks import KNOWN, KnownSecrets, secrets_by_form, taken
+from tests.properties import in_ci
 from tests.test_reference import tracked_files
 
 ROOT = Path(__file__).parent.parent
@@ -171,6 +172,7 @@ def test_leak():
 """
 
 
+@in_ci
 @pytest.mark.processes
 def test_a_test_whose_output_has_a_secret_fails(tmp_path: Path) -> None:
     path = tmp_path / "test_leaky.py"
@@ -207,6 +209,7 @@ def runtime_dependencies(name: str, known: set[str]) -> set[str]:
     return known
 
 
+@in_ci
 @pytest.mark.processes
 def test_the_bill_of_materials_names_every_runtime_dependency(tmp_path: Path) -> None:
     """It is made as by `make sbom`, but of this environment, so that no network is needed."""

@@ -27,6 +27,7 @@ from tests.e2e.coap_programs import run_program
 from tests.e2e.test_mosquitto import listening
 from tests.free_port import free_port
 from tests.programs import require_program
+from tests.properties import in_ci
 
 SENSORS = 40
 HOME, THINGS, LAMP = range(3)
@@ -124,6 +125,7 @@ def home_assistant(python: str, *arguments: str) -> Iterator[Ask]:
             home.kill()
 
 
+@in_ci
 def test_home_assistant_finds_sensors_and_switches_a_lamp(python: str, daemon: Daemon, tmp_path: Path) -> None:
     program, port = require_program("mosquitto_pub"), str(daemon.port("mqtt"))
     coap = require_program("coap-client-notls")

@@ -28,6 +28,7 @@ from tests.daemon import (
     running_daemon,
 )
 from tests.programs import require_node_module, require_program
+from tests.properties import in_ci
 from tests.protocols.http.accounts.browser import PASSWORD, Form
 
 pytestmark = pytest.mark.processes
@@ -149,6 +150,7 @@ def _signed_in(url: str) -> str:
 _ANSWERS: Final = {"email": ADA_EMAIL, "password": PASSWORD}
 
 
+@in_ci
 def test_the_inspector(gateway: Daemon) -> None:
     """It lists the tools first, and makes the arguments fit their schemas."""
     modules = require_node_module("@modelcontextprotocol/inspector-cli")

@@ -38,6 +38,7 @@ from tests.daemon import (
 )
 from tests.fork_server import ForkedProcess
 from tests.postgresql import server
+from tests.properties import in_ci
 from tests.stores import configuration, copy_state, storage_of
 
 pytestmark = pytest.mark.processes
@@ -265,6 +266,7 @@ def test_tail_prints_live_messages(running: Daemon) -> None:
     assert "refused with 401" in one_line(refused)
 
 
+@in_ci
 def test_demo_devices_send_and_end_with_it(tmp_path: Path) -> None:
     process = start_command(*demo(tmp_path)[1:])
     lines = introduction(process)
@@ -300,6 +302,7 @@ def test_demo_shows_its_password_once_and_stops_with_its_devices(tmp_path: Path)
     assert shown[1] == "(was shown when this state directory was new)"
 
 
+@in_ci
 def test_the_demo_keeps_its_store_in_postgresql(tmp_path: Path) -> None:
     postgresql = server()
     name = postgresql.new_database(template="template0")
