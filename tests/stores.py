@@ -281,6 +281,8 @@ class InlineDatabase(Database):
             await trio.lowlevel.checkpoint()
             if self._closed or (transaction := self._writer.transaction) is None:
                 raise StoreError("the store is not open")
+            if isinstance(transaction.connection, SqliteConnection):  # nobody writes beside it: it needs no transaction
+                return _changing_nothing(work, transaction)
             transaction.connection.begin_read()
             try:
                 return _changing_nothing(work, transaction)
