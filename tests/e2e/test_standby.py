@@ -304,7 +304,7 @@ def test_take_overs_lose_nothing_and_store_nothing_twice(nodes: tuple[Node, Node
 
 def test_haproxy_sends_clients_to_the_node_that_serves(nodes: tuple[Node, Node], tmp_path: Path) -> None:
     haproxy, front, mqtts = require_program("haproxy"), free_port(), free_port()
-    serving, other = sorted(nodes, key=lambda node: node.health("/readyz"), reverse=True)
+    serving, other = sorted(nodes, key=lambda node: node.health("/readyz") == 200, reverse=True)
     if serving.health("/readyz") != 200:
         serving.start()
     config = other.daemon.config.read_text(encoding="utf-8")  # the two have one name since the test before
