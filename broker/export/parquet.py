@@ -7,20 +7,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from threading import Timer
-from typing import IO, Final
+from typing import Final
 
 import msgspec
 
 from broker.errors import DomainError
+from broker.export.parquet_frames import ParquetColumn, framed, read_frame
 from broker.export.tables import DEVICE, MORE, RECEIVED, SDID, TIME, Column
 
-#: Of the process's memory, most of which the library only reserves.
-MEMORY_BYTES: Final = 4 * 1024**3
 _ANSWER_SECONDS: Final = 60.0
 _COMMAND: Final = (sys.executable, "-P", "-m", "broker.export.parquet_writing")
 #: Nothing of the daemon's environment, which may have secrets.
 _ENVIRONMENT: Final = {"ARROW_DEFAULT_MEMORY_POOL": "system", "OMP_NUM_THREADS": "1"}
-_LENGTH: Final = 8
 _encode = msgspec.json.Encoder().encode
 
 
@@ -34,13 +32,6 @@ class ParquetNotInstalled(DomainError):
 
 class ParquetFailed(OSError):
     """The process ended without an answer."""
-
-
-class ParquetColumn(msgspec.Struct, frozen=True):
-    name: str
-    kind: str
-    is_list: bool = False
-    unit: str = ""
 
 
 def is_installed() -> bool:
@@ -112,20 +103,3 @@ def _killed_late(process: subprocess.Popen[bytes]) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
-
-
-def framed(content: bytes) -> bytes:
-    return len(content).to_bytes(_LENGTH) + content
-
-
-def read_frame(stream: IO[bytes]) -> bytes:
-    """Raises EOFError."""
-    length = int.from_bytes(_read(stream, _LENGTH))
-    return _read(stream, length)
-
-
-def _read(stream: IO[bytes], number: int) -> bytes:
-    content = stream.read(number)
-    if len(content) < number:
-        raise EOFError
-    return content

@@ -15,8 +15,10 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from broker.export.parquet import MEMORY_BYTES, ParquetColumn, framed, read_frame
+from broker.export.parquet_frames import ParquetColumn, framed, read_frame
 
+#: Of the process's memory, most of which the library only reserves.
+_MEMORY_BYTES: Final = 4 * 1024**3
 #: Rows of a group: readers take a group at a time, and hold it in memory.
 _GROUP_ROWS: Final = 100_000
 _GROUP_BYTES: Final = 64 * 1024**2
@@ -95,7 +97,7 @@ def write_parquet(requests: IO[bytes], answers: IO[bytes]) -> None:
 
 
 def main() -> NoReturn:
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
