@@ -1,5 +1,5 @@
-"""What `parquet` and `parquet_writing` say to each other. The writing program imports this and no more of the broker,
-which it would need longer to load than the library that writes.
+"""How `parquet` and `parquet_writing` talk. The program that writes imports no more of the broker than this: all of it
+would take longer to load than the library.
 """
 
 from typing import IO, Final

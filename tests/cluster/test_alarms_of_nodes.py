@@ -12,11 +12,12 @@ from tests.cluster.node import Node, running_nodes, wait_until
 from tests.cluster.test_rules_of_nodes import runs_rules
 from tests.cluster.test_several_nodes import Light
 from tests.daemon import USER_TOKEN, bearer, device_id
+from tests.properties import in_ci
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, in_ci]
 
 #: Alarms that are raised and cleared around the kill.
-KILLED, AFTER = 6, 6
+KILLED, AFTER = 4, 4
 
 
 def asked(node: Node, method: str, path: str, **more: Any) -> Any:

@@ -5,6 +5,7 @@ import re
 import socket
 import ssl
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -19,6 +20,7 @@ from tests.daemon import USER_TOKEN, bearer, device_id, device_token
 from tests.e2e.test_proxies import ADA, BOB, FORGED, Connect, adapted, connecting, list_devices, running, trusting
 from tests.free_port import free_port
 from tests.programs import require_dtls, require_program, skip_without
+from tests.properties import in_ci
 from tests.protocols.http.certificates import contexts
 from tests.protocols.mqtt.peers import ACCEPTED
 from tests.protocols.mqtt.peers import connect as mqtt_connect
@@ -124,6 +126,7 @@ def caddy(nodes: list[Node], folder: Path) -> Iterator[int]:
         yield port
 
 
+@in_ci
 async def test_nginx_serves_http_and_websockets_of_any_node(
     nginx: tuple[int, int, int, int], nodes: list[Node], folder: Path
 ) -> None:
@@ -132,6 +135,7 @@ async def test_nginx_serves_http_and_websockets_of_any_node(
     await list_devices(f"wss://127.0.0.1:{port}", context)
 
 
+@in_ci
 def test_nginx_passes_mqtt_on_to_the_node_with_the_fewest_connections(
     nginx: tuple[int, int, int, int], nodes: list[Node], folder: Path
 ) -> None:
@@ -151,6 +155,7 @@ _ADDRESSES: Final = tuple(f"127.0.0.{number}" for number in range(11, 51))
 _FEW: Final = 3
 
 
+@in_ci
 @pytest.mark.parametrize("is_dtls", [False, True], ids=["CoAP", "DTLS"])
 def test_nginx_sends_all_datagrams_of_an_address_to_one_node(
     nginx: tuple[int, int, int, int], nodes: list[Node], is_dtls: bool
@@ -208,11 +213,13 @@ def metric(node: Node, name: str) -> float:
     return sum(float(value) for value in re.findall(rf"(?m)^{name}(?:{{.*}})? (\S+)$", text))
 
 
+@in_ci
 async def test_caddy_serves_http_and_websockets_of_any_node(caddy: int, nodes: list[Node]) -> None:
     assert names_the_client(nodes, connecting(caddy))
     await list_devices(f"ws://127.0.0.1:{caddy}")
 
 
+@in_ci
 def test_a_node_that_drains_is_left_without_a_refused_request(
     nginx: tuple[int, int, int, int], caddy: int, nodes: list[Node], folder: Path
 ) -> None:
@@ -220,11 +227,12 @@ def test_a_node_that_drains_is_left_without_a_refused_request(
     context = trusting(folder)
     with httpx.Client(verify=context, timeout=30) as one, httpx.Client(timeout=30) as other:
         a.daemon.begin_to_stop()
-        answers, end = list[int](), time.monotonic() + 30
+        answers, end, pause = list[int](), time.monotonic() + 30, threading.Event()
         while time.monotonic() < end and (a.daemon.process is not None and a.daemon.process.poll() is None):
             for client, base in ((one, f"https://127.0.0.1:{nginx[0]}"), (other, f"http://127.0.0.1:{caddy}")):
                 headers = {"Authorization": f"bearer {device_token(3)}"}
                 answers.append(client.get(f"{base}/v1.1/devices/{device_id(3)}", headers=headers).status_code)
+            pause.wait(0.05)
         for client, base in ((one, f"https://127.0.0.1:{nginx[0]}"), (other, f"http://127.0.0.1:{caddy}")):
             answers += [
                 client.get(f"{base}/v1.1/devices/{device_id(3)}", headers=headers).status_code for _ in range(4)

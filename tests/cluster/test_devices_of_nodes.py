@@ -22,6 +22,7 @@ from tests.cluster.node import PATIENCE_SECONDS, Node, running_nodes
 from tests.daemon import DASHBOARD, USER_TOKEN, bearer, command_output, device_id, device_token
 from tests.factories import LIGHT_MANIFEST, LIGHT_TYPE
 from tests.programs import require_dtls
+from tests.properties import in_ci
 from tests.protocols.coap.dtls.client import PSK, dtls_client, make_certificate, psk_context
 from tests.protocols.coap.lwm2m.device import TEXT, DtlsTransport, ScriptedDevice, content
 from tests.third_party_cloud import ACCOUNT, ThirdPartyCloud
@@ -360,6 +361,7 @@ class Pages:
         return answer
 
 
+@in_ci
 async def test_a_person_signs_in_over_several_nodes(nodes: list[Node]) -> None:
     page = Pages(nodes)
     led = await page("GET", "/console")
@@ -446,6 +448,7 @@ async def _an_upload(asked: Asked, other: Asked, vendor: str) -> None:
     await comes(status, wanted=True)
 
 
+@in_ci
 async def test_a_task_that_was_under_way_on_a_node_that_stops_waits_for_the_device(nodes: list[Node]) -> None:
     """Whoever serves the device next asks it again, and nobody else says meanwhile that it is being asked."""
     at_a = Asked(nodes[0])
@@ -462,6 +465,7 @@ async def test_a_task_that_was_under_way_on_a_node_that_stops_waits_for_the_devi
     await trio.to_thread.run_sync(nodes[1].start)
 
 
+@in_ci
 async def test_a_device_of_a_node_that_dies_goes_on_at_another(nodes: list[Node]) -> None:
     """The last test: one of the nodes is gone."""
     at_a = Asked(nodes[0])

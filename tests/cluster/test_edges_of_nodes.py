@@ -16,8 +16,9 @@ from tests.e2e.forward_kills import other_store
 from tests.e2e.test_proxies import running
 from tests.free_port import free_port
 from tests.programs import require_program
+from tests.properties import in_ci
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, in_ci]
 
 _BALANCER = """\
 defaults

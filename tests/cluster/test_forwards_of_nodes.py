@@ -13,8 +13,9 @@ import pytest
 from tests.cluster.node import Node, running_nodes, wait_until
 from tests.daemon import Daemon, bearer, command_output, device_id, device_token
 from tests.e2e.forward_kills import other_store
+from tests.properties import in_ci
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, in_ci]
 
 _FORWARD = '[[forward]]\nname = "centre"\nto = "http://127.0.0.1:{port}"\ntoken_file = "{token}"\nbegin = "start"\n'
 

@@ -15,8 +15,9 @@ import pytest
 from tests.cluster.node import Node, running_nodes, wait_until
 from tests.daemon import USER_TOKEN, bearer, device_id
 from tests.e2e.test_my_data_kills import check_counts, stored_of
+from tests.properties import in_ci
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, in_ci]
 
 _LINES = 1_300  # more than two turns of an import
 _STEP_MS = 20_000

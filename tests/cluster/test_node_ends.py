@@ -25,6 +25,7 @@ from tests.cluster.test_several_nodes import (
     values_of,
 )
 from tests.daemon import device_id
+from tests.properties import in_ci
 
 pytestmark = pytest.mark.processes
 
@@ -123,6 +124,7 @@ def test_a_node_with_another_key_is_refused_with_the_reason(
         other.close()
 
 
+@in_ci  # an interpreter of its own
 def test_a_node_of_another_version_is_refused_with_the_reason(
     nodes: list[Node], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -12,8 +12,9 @@ from tests.forked_program import forked_program
 from tests.free_port import free_port
 from tests.postgresql import server
 from tests.programs import require_program
+from tests.properties import in_ci
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, in_ci]
 
 PAGE = Path(__file__).parents[2] / "docs" / "operate" / "several-nodes.md"
 SECONDS = 120

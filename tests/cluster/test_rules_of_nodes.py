@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
-from functools import partial
 from typing import Any, Final
 
 import httpx
@@ -56,36 +55,6 @@ def executions(node: Node, rule: str) -> int:
 
 def triggers(sink: Light, number: int) -> None:
     wait_until(lambda: len(sink.actions) >= number, "the message has triggered the rule")
-
-
-def wanted(node: Node, number: int) -> tuple[object, str]:
-    """What is still wanted of a device, and the state of its field."""
-    answer = httpx.get(f"{node.base}/devices/{device_id(number)}/wanted", headers=bearer(USER_TOKEN), timeout=30)
-    found = answer.raise_for_status().json()["data"]
-    return found["data"], found["fields"]["intensity"]["state"]
-
-
-def is_reached(node: Node) -> bool:
-    return wanted(node, SOURCE) == ({}, "reached")
-
-
-@pytest.mark.parametrize("asked", [0, 1])
-def test_a_value_that_is_wanted_on_one_node_is_reached_on_another(nodes: list[Node], asked: int) -> None:
-    """Whichever node stores the ends."""
-    at, other, value = nodes[asked], nodes[1 - asked], 40 + asked
-    with closing(Light(other, SOURCE)) as source:
-        assert source.send(1)
-        answer = httpx.put(
-            f"{at.base}/devices/{device_id(SOURCE)}/wanted",
-            headers=bearer(USER_TOKEN),
-            json={"data": {"intensity": value}},
-            timeout=30,
-        )
-        assert answer.status_code == 200, answer.text
-        wait_until(lambda: wanted(other, SOURCE)[0] == {"intensity": value}, "the other node has heard of it")
-        assert source.send(value)
-        for node in nodes:
-            wait_until(partial(is_reached, node), "it is reached")
 
 
 def test_a_rule_applies_to_each_message_behind_its_making_and_to_none_behind_its_end(nodes: list[Node]) -> None:

@@ -34,7 +34,7 @@ _ACTION: Final = {"actions": [{"name": "setOn", "parameters": {}}]}
 
 
 #: Calls of a device in a minute, and messages of an organization in a month.
-_MINUTE, _MONTH = 30, 300
+_MINUTE, _MONTH = 30, 60
 _MANY: Final = "100000/1000000"
 _LIMITS: Final = {
     "RATE_LIMITS": "on",
@@ -135,14 +135,6 @@ def stored_values(node: Node, number: int) -> list[int]:
             return found
 
 
-def test_a_live_feed_hears_what_a_device_sends_to_another_node(nodes: list[Node]) -> None:
-    a, b = nodes
-    with closing(live_feed(b, 0, 1)) as feed, closing(Light(a, 0)) as light:
-        for value in range(50):
-            assert light.send(value)
-        assert values_of(feed, 50) == list(range(50))
-
-
 def test_each_of_two_feeds_has_the_order_of_the_log(nodes: list[Node]) -> None:
     a, b = nodes
     with (
@@ -151,9 +143,9 @@ def test_each_of_two_feeds_has_the_order_of_the_log(nodes: list[Node]) -> None:
         closing(Light(a, 0)) as first,
         closing(Light(b, 1)) as second,
     ):
-        for value in range(40):
+        for value in range(20):
             assert (first, second)[value % 2].send(value)
-        assert values_of(of_a, 40) == values_of(of_b, 40) == list(range(40))
+        assert values_of(of_a, 20) == values_of(of_b, 20) == list(range(20))
 
 
 def test_an_action_reaches_a_device_on_another_node(nodes: list[Node]) -> None:
@@ -249,16 +241,9 @@ def send_spare(node: Node, number: int, value: int) -> bool:
     return "warnings" not in sent.json()["data"] and sent.status_code == 200
 
 
-def test_a_manifest_that_is_uploaded_to_one_node_is_used_by_the_other(nodes: list[Node], tmp_path: Path) -> None:
-    a, b = nodes
-    with closing(Light(b, 6)) as light:
-        assert light.send(1)
-        upload_spare(a, tmp_path)
-        wait_until(lambda: send_spare(b, 6, 3), "the other node has the Manifest")
-
-
 def test_a_wanted_value_is_reached_by_a_message_to_another_node(nodes: list[Node], tmp_path: Path) -> None:
-    """One of the nodes stores what is reached, so each of them gets the message once."""
+    """One of the nodes stores what is reached, so each of them gets the message once. And each of them knows the
+    Manifest that is uploaded to one."""
     upload_spare(nodes[0], tmp_path)
     for value, (asked, sent) in enumerate((nodes, nodes[::-1]), start=20):
         wait_until(partial(send_spare, sent, 6, 3), "the node has the Manifest")

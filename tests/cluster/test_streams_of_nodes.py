@@ -12,8 +12,9 @@ from httpx_sse import ServerSentEvent, connect_sse
 
 from tests.cluster.node import Node, running_nodes, wait_until
 from tests.daemon import USER_TOKEN, bearer, device_id, device_token
+from tests.properties import in_ci
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, in_ci]
 
 _WRITERS = 2
 
@@ -39,7 +40,7 @@ class _Writer(threading.Thread):
     def run(self) -> None:
         base = next(self._nodes).base
         with httpx.Client(headers=bearer(device_token(self._number)), timeout=20) as client:
-            while not self.is_over.wait(0.005):
+            while not self.is_over.wait(0.02):
                 body = {"sdid": device_id(self._number), "data": {"intensity": self.acknowledged}}
                 try:
                     client.post(f"{base}/messages", json=body).raise_for_status()
@@ -104,14 +105,14 @@ def test_a_stream_goes_on_at_another_node(nodes: list[Node]) -> None:
     reader = _Reader([b, c, a], start)
     for thread in (*writers, reader):
         thread.start()
-    wait_until(lambda: len(reader.got) > 50, "the reader has messages of two other nodes")
+    wait_until(lambda: len(reader.got) > 20, "the reader has messages of two other nodes")
     b.daemon.kill()
     wait_until(lambda: reader.connections >= 2, "it goes on at another node")
     seen = len(reader.got)
-    wait_until(lambda: len(reader.got) > seen + 50, "it has messages of that node and another one")
+    wait_until(lambda: len(reader.got) > seen + 20, "it has messages of that node and another one")
     assert c.daemon.stop() == 0
     seen = len(reader.got)
-    wait_until(lambda: len(reader.got) > seen + 50, "it goes on at the last node")
+    wait_until(lambda: len(reader.got) > seen + 20, "it goes on at the last node")
     for writer in writers:
         writer.is_over.set()
         writer.join()

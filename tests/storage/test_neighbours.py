@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Final
 
@@ -57,24 +58,34 @@ STRANGE: Final = {
 
 
 class Shared:
-    """A database with a store, of a role that owns it, and whoever administers the server."""
+    """An empty database of a role, and whoever administers the server."""
 
-    def __init__(self) -> None:
-        self._server = server()
-        self.name = self._server.new_database(template="template0")
+    def __init__(self, like: str = "") -> None:
+        """`like`: the name of a database in which the role has made a store; "": it makes the roles."""
+        self._server, self._like = server(), like
         self.administration = self._server.administration
-        for sql in (
-            f"CREATE ROLE {ROLE} LOGIN",
-            "CREATE ROLE app LOGIN",
-            f"ALTER DATABASE {self.name} OWNER TO {ROLE}",
-        ):
-            self.administration.execute(sql.encode())
+        if not like:
+            for role in (ROLE, "app"):
+                self.administration.execute(f"CREATE ROLE {role} LOGIN".encode())
+        self.name = self._server.new_database(template="template0")
+        self._give_to_role()
         self.url = self._server.url(self.name).replace("postgres@", f"{ROLE}@")
+
+    def _give_to_role(self) -> None:
+        self.administration.execute(f"ALTER DATABASE {self.name} OWNER TO {ROLE}".encode())
 
     def engine(self, *, patience: float = 5.0, options: str = "") -> PostgresqlEngine:
         return PostgresqlEngine(Target(f"{self.url}{options}"), patience_seconds=patience)
 
     def made(self) -> "Shared":
+        """It has a store as its role makes one."""
+        self._server.drop(self.name)
+        self._server.make_database(self.name, self._like)
+        self._give_to_role()
+        return self
+
+    def migrated(self) -> "Shared":
+        """The same, made with all that the test has changed, which takes ten times as long."""
         self.engine().migrate()
         return self
 
@@ -96,13 +107,22 @@ class Shared:
 
     def drop(self) -> None:
         self._server.drop(self.name)
-        for role in (ROLE, "app"):
-            self.administration.execute(f"DROP ROLE {role}".encode())
+        roles = [f"ALTER ROLE {ROLE} RESET ALL", f"ALTER ROLE {ROLE} LOGIN CONNECTION LIMIT -1"]
+        roles += [f"REVOKE app, pg_read_all_stats FROM {ROLE}"]
+        for sql in roles if self._like else [f"DROP ROLE {ROLE}", "DROP ROLE app"]:
+            self.administration.execute(sql.encode())
+
+
+@pytest.fixture(scope="module")
+def store_of_role() -> Iterator[str]:
+    found = Shared().migrated()
+    yield found.name
+    found.drop()
 
 
 @pytest.fixture
-def shared() -> Iterator[Shared]:
-    found = Shared()
+def shared(store_of_role: str) -> Iterator[Shared]:
+    found = Shared(store_of_role)
     yield found
     found.drop()
 
@@ -118,13 +138,12 @@ def refusal(of: Shared, *, passes: bool = False) -> str:
 # Settings
 
 
-@pytest.mark.parametrize("of", [f"ROLE {ROLE}", "DATABASE"])
-async def test_settings_of_the_role_and_of_the_database_change_nothing(shared: Shared, of: str) -> None:
+async def test_settings_of_the_role_and_of_the_database_change_nothing(shared: Shared) -> None:
     shared.as_superuser("CREATE SCHEMA elsewhere; CREATE TABLE elsewhere.message (a TEXT)")
-    of = f"DATABASE {shared.name}" if of == "DATABASE" else of
-    for name, value in STRANGE.items():
+    whose = cycle((f"ROLE {ROLE}", f"DATABASE {shared.name}"))
+    for of, (name, value) in zip(whose, STRANGE.items(), strict=False):
         shared.administration.execute(setting(of, name, value))
-    shared.made()
+    shared.migrated()
     async with opened(shared.engine()) as (database, journal):
         assert await database.write(count("a")) == 1
         append(journal, 1)
@@ -159,7 +178,7 @@ def settings_of(shared: Shared) -> dict[str, str]:
         return {name: str(connection.execute(f"SHOW {name}".encode()).fetchone()) for name in STRANGE}
 
 
-@pytest.mark.parametrize("options", ["&application_name=theirs", "&fallback_application_name=theirs"])
+@each_row("options", ["&application_name=theirs", "&fallback_application_name=theirs"])
 def test_sessions_have_the_names_by_which_former_ones_are_ended(shared: Shared, options: str) -> None:
     """Also where the address names the application."""
     engine = shared.made().engine(options=options)
@@ -203,7 +222,7 @@ def test_objects_of_the_same_names_in_other_schemas_are_not_taken(shared: Shared
         f" AS 'SELECT FALSE'; CREATE OPERATOR {ROLE}.= (LEFTARG = bigint, RIGHTARG = bigint, FUNCTION = other.f);"
         f" GRANT USAGE ON SCHEMA {ROLE}, other TO PUBLIC; GRANT ALL ON ALL TABLES IN SCHEMA {ROLE}, other TO PUBLIC"
     )
-    engine = shared.made().engine()
+    engine = shared.migrated().engine()
     with closing(engine.open(read_only=False)) as connection:
         connection.insert_many("counter", ("name", "value"), [("a", 1)])
         row = connection.execute("SELECT value FROM counter WHERE value = :one", {"one": 1}).one()
@@ -311,8 +330,7 @@ def test_the_names_of_the_stores_objects_are_those_that_it_has(shared: Shared) -
 )
 def test_a_right_that_is_missing_is_named(shared: Shared, tmp_path: Path, change: str, back: str, said: str) -> None:
     """At a start, and by the doctor and `serve --check`, which open a snapshot; (BACK): with what gives it."""
-    engine = shared.engine()
-    engine.migrate()
+    engine = shared.made().engine()
     shared.as_superuser(change)
     found, (by_doctor,) = refusal(shared), examined(shared, tmp_path)
     assert said.replace("(BACK)", back) in found
@@ -361,8 +379,7 @@ def test_transactions_that_cannot_be_seen_are_told(shared: Shared, tmp_path: Pat
 def test_connections_that_are_not_allowed_are_named_with_what_allows_them(
     shared: Shared, change: str, back: str
 ) -> None:
-    engine = shared.engine()
-    engine.migrate()
+    engine = shared.made().engine()
     shared.administration.execute(change.format(name=shared.name).encode())
     assert back.format(name=shared.name) in refusal(shared)
     shared.administration.execute(back.format(name=shared.name).encode())
@@ -454,7 +471,7 @@ def test_a_lock_of_the_same_number_is_named(shared: Shared) -> None:
     with shared.session_of("SELECT pg_advisory_lock(128034945264384)"):
         said = refusal(shared, passes=True)
     assert "of role postgres (theirs) holds the advisory lock 128034945264384: end it" in said
-    shared.made()
+    shared.migrated()
 
 
 # Partitions

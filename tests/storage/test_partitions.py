@@ -164,7 +164,7 @@ async def test_a_partition_that_a_failover_has_lost_is_made_again(engine: Postgr
 # Older stores
 
 
-@pytest.mark.parametrize("last", [0, 7, SIZE - 1, SIZE, 3 * SIZE + 2])
+@pytest.mark.parametrize("last", [0, SIZE - 1, SIZE, 3 * SIZE + 2])
 def test_a_store_with_one_table_is_converted_with_its_rows_in_place(last: int, monkeypatch: pytest.MonkeyPatch) -> None:
     name = server().new_database(template="template0")
     engine = PostgresqlEngine(server().target(name))

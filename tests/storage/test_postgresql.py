@@ -38,6 +38,7 @@ from storage.sql import StoreAwayError, StoreBusyError, StoreError, StoreFullErr
 from storage.transaction import Transaction
 from tests.cutting_proxy import CuttingProxy
 from tests.postgresql import Server, as_server, server
+from tests.properties import in_ci
 from tests.rows import each_row
 
 PATIENCE: Final = 10.0
@@ -896,6 +897,7 @@ def test_a_wrong_password_is_named(tmp_path: Path) -> None:
         own.stop("immediate")
 
 
+@in_ci  # an interpreter that loads the whole daemon
 def test_without_the_library_the_extra_is_named() -> None:
     """And SQLite needs nothing of it."""
     program = """

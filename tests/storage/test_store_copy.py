@@ -140,6 +140,7 @@ def test_every_value_comes_back_from_either_engine(
     assert contents(there) == expected
     copy(there, back)
     assert contents(back) == expected
+    numbers_go_on_behind_the_highest_keys(there)
 
 
 def test_between_databases_of_postgresql(source: SqliteEngine, new_postgresql: NewEngine) -> None:
@@ -149,9 +150,7 @@ def test_between_databases_of_postgresql(source: SqliteEngine, new_postgresql: N
     assert contents(second) == contents(source)
 
 
-def test_numbers_go_on_behind_the_highest_keys(source: SqliteEngine, new_engine: NewEngine) -> None:
-    target = new_engine()
-    copy(source, target)
+def numbers_go_on_behind_the_highest_keys(target: CopyEngine) -> None:
     with closing(target.open(read_only=False)) as connection:
         connection.begin(write=True)
         row = connection.execute("INSERT INTO field (path) VALUES ('new') RETURNING key").one()
@@ -166,7 +165,7 @@ class _Killed(BaseException):
 
 @pytest.mark.parametrize(
     ("new_engine", "after"),
-    [("sqlite", 0), ("sqlite", 70), ("sqlite", 200), ("postgresql", 70)],
+    [("sqlite", 0), ("sqlite", 200), ("postgresql", 70)],
     indirect=["new_engine"],
 )
 def test_a_copy_that_was_killed_goes_on_there(source: SqliteEngine, new_engine: NewEngine, after: int) -> None:
@@ -190,7 +189,6 @@ def test_a_copy_that_was_killed_goes_on_there(source: SqliteEngine, new_engine: 
     [
         "UPDATE counter SET value = value + 1 WHERE name LIKE 'name 1 %'",  # known before anything is copied
         "UPDATE account_claim SET claimed_on = claimed_on + 1",  # found when both are compared
-        "DELETE FROM account_claim",
     ],
 )
 def test_what_changed_after_a_copy_was_killed_is_copied_anew(
