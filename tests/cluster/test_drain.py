@@ -124,7 +124,7 @@ def balancer(nodes: list[Node], tmp_path: Path) -> Iterator[tuple[int, int]]:
         "bind :443": f"bind 127.0.0.1:{port}",
         "bind :8883": f"bind 127.0.0.1:{mqtt_port}",
         "maxconn 20000": "maxconn 200",
-        "check port 8080 check-send-proxy send-proxy-v2 inter 1s": "check inter 100ms",
+        "check port 8080 check-send-proxy send-proxy-v2 inter 1s": "check inter 200ms",
     }
     for at, node in enumerate(nodes, 11):
         changes |= {
@@ -231,10 +231,10 @@ def test_connections_are_moved_over_seconds_each_in_the_way_of_its_protocol(node
     assert b.status() == 0
     assert again.stdout is not None
     with again.stdout:
-        said = again.stdout.read()
+        told = again.stdout.read()
     assert again.wait(PATIENCE_SECONDS) == 0
-    assert said.startswith("this node drains already\n")
-    assert said.endswith("the node has ended\n")
+    assert told.startswith("this node drains already\n")
+    assert told.endswith("the node has ended\n")
     assert '"reason"' not in b.log()
     assert c.health("/readyz") == 200
     b.start()
