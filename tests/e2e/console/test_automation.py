@@ -14,9 +14,16 @@ def choose(user: User, selector: str, text: str) -> None:
 
 def find(user: User, part: str, name: str) -> None:
     """A device of which there are too many to list: by its name."""
-    user.browser.write(f"{part} [type=search]", name)
-    # One that is chosen from the list of before is replaced by the first one that is found.
-    user.eventually(lambda: user.browser.texts(f"{part} [id$=-device] option") == [name])
+    field = f"{part} [type=search]"
+
+    def is_found() -> bool:
+        # A page that has just come draws its rows again, without what was typed.
+        if user.browser.run("return called(arguments[0])[0]?.value", field) != name:
+            user.browser.write(field, name)
+        # One that is chosen from the list of before is replaced by the first one that is found.
+        return user.browser.texts(f"{part} [id$=-device] option") == [name]
+
+    user.eventually(is_found)
     choose(user, f"{part} [id$=-device]", name)
 
 

@@ -9,13 +9,16 @@ from tests.e2e.console.user import User
 from tests.e2e.console.world import Site
 
 
-def pin(ada: User, kind: str, title: str, **choices: str) -> None:
+def pin(ada: User, kind: str, title: str, acting: str = "", **choices: str) -> None:
     ada.click("Pin something")
     ada.browser.choose("#kind", kind)
     for selector, words in choices.items():
         path = f"#{selector.replace('_', '-')}"
         ada.browser.until("called(arguments[0]).length > 0 && called(arguments[0])[0].options.length > 0", path)
         ada.browser.choose(path, words)
+    if acting:
+        ada.browser.choose("#what [id$=-device]", acting)
+        ada.browser.until("texts('#what option').includes('setOn')")
     ada.now(lambda: ada.browser.write("#pin-title", title))
     ada.click("Pin it")
     ada.sees(title, "#tiles h2")
@@ -42,7 +45,7 @@ def test_a_board_is_made_and_a_screen_on_the_wall_shows_it_until_the_link_is_rev
     ada.sees("Nothing is pinned yet")
     pin(ada, "A value", "Brightness", pin_device=name, pin_field="intensity")
     pin(ada, "A chart", "Brightness of the hour", pin_device=name, pin_field="intensity", pin_range="Hour")
-    pin(ada, "An Action", "Light on")
+    pin(ada, "An Action", "Light on", acting=name)
     pin(ada, "A scene", "Evening", pin_scene="Good evening")
     site.send(1, intensity=41)
     ada.sees("41", "#tiles .figure")

@@ -64,7 +64,10 @@ def test_a_share_is_left_at_the_device_and_on_the_page_of_the_account(bob: User,
     bob.sees("Leave Light 41?", "dialog")
     bob.click("Leave it")
     bob.sees_no("Light 41", "#shared")
+    site.send(40, intensity=7)
     bob.open(f"/devices/{device_id(40)}")
+    bob.sees("stored", "#trail")
+    bob.sees_all()  # what it still asked for would be refused
     bob.click("Leave")
     bob.sees("Leave Light 40?", "dialog")
     bob.browser.leaving(lambda: bob.click("Leave it"))
