@@ -1,12 +1,12 @@
 # make run    the demo; everything is installed into .venv. make run STORE=postgresql://USER@HOST/DATABASE keeps its store
 #             there; make run NODES=3 serves with three nodes, over a PostgreSQL of its own or STORE
-# make check  for daily use: lint, types, import contracts, and the tests that start no process of their own
+# make check  for daily use: lint, types, import contracts, and the quick tests that start no process of their own
 # make test   everything CI checks: the same, and the tests with the real daemon, browsers and other people's programs.
-#             Some long matrices are in CI's run alone: CI=true make test, where a missing program is a failure
+#             Long matrices and many examples are in CI's run alone: CI=true make test, where a missing program is a failure
 #   Both take ENGINE=postgresql: the same tests over databases of PostgreSQL (Debian's, which they start and end). What
 #   only SQLite has is left out, and the end of the output says why
-# make both   the part of make test ENGINE=postgresql that CI runs: the tests of stores and of the broker, and those of
-#             the daemon with its store; not those of PostgreSQL itself, which make test has
+# make both   the part of make test ENGINE=postgresql that CI runs: the tests with the mark both_engines; make statements
+#             says which statements of SQL they leave out
 # make again  the tests that failed last, at most three, one after the other
 # make fuzz SECONDS=600   every parser, as long as this (tests/fuzz/README.md); TARGET=coap for one of them
 # make soak SECONDS=3600   one daemon under everything at once: does anything grow (tests/soak/README.md)
@@ -26,7 +26,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run lint unit both tests check test again fuzz soak faults cluster bench deb reproduce sbom audit-dependencies lock clean
+.PHONY: run lint unit both statements tests check test again fuzz soak faults cluster bench deb reproduce sbom audit-dependencies lock clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.installed $(if $(STORE)$(NODES),$(VENV)/.installed-postgresql)
@@ -53,32 +53,15 @@ check:
 
 # UNITS are the files and folders; all, if it is empty.
 unit: $(VENV)/.installed-test
-	$(call pytest_in_memory,--workers $(PROCESSORS) --ignore tests/e2e -m "not processes" --hypothesis-profile=daily $(UNITS))
+	$(call pytest_in_memory,--workers $(PROCESSORS) --ignore tests/e2e -m "not processes and not slow" --hypothesis-profile=daily $(UNITS))
 
-# Of the tests with the real daemon, those that end it, or look at what it has stored. Clients of daemons over PostgreSQL
-# are in tests/cluster, which is the same in both runs.
-BOTH = tests/storage tests/broker $(addprefix tests/protocols/,cli operation doctor) \
-  $(patsubst %,tests/e2e/test_%.py,audit backup commands events kill lasting_sessions leaving lwm2m reload secrets stop \
-  subscriptions will_kills)
-# Files that have no store; then those that start PostgreSQL in both runs, and those about the arguments and the exit
-# status of commands, whose stores are in the tests of administration, keys and provisioning.
-NOT_BOTH = tests/broker/rules/language \
-  $(foreach file,accounts/common_passwords accounts/hashing accounts/redirect_uris connectors/generic connectors/hooks \
-  connectors/lanes connectors/oauth connectors/sending device_management/objects device_types/examples \
-  device_types/expressions device_types/manifest device_types/normalize device_types/payload_formats \
-  device_types/standard_actions device_types/transform found/definitions found/templates home_assistant/components \
-  limits/addresses limits/bodies limits/overhead limits/periods limits/sockets limits/strangers messages/aggregates \
-  messages/columns messages/intervals messages/mids models/learning registration/trust routing/feeds \
-  topic_devices/entries topics/tree trace/refusals changes facts life loops nesting numbers secrets site,\
-  tests/broker/$(dir $(file))test_$(notdir $(file)).py) \
-  $(patsubst %,tests/protocols/cli/test_%.py,imports simulated_waiting tail) \
-  $(patsubst %,tests/protocols/operation/test_%.py,health_ports interpreter trio_fails) \
-  $(patsubst %,tests/storage/test_%.py,commit_delay fair_places worker_thread) \
-  $(patsubst %,tests/storage/test_%.py,failover fence listening neighbours partitions pgbouncer postgresql) \
-  tests/protocols/operation/test_postgresql_store.py tests/protocols/cli/test_commands.py
-
+# Each statement of SQL is in two of these tests, where it is in two at all; some daemons are ended over PostgreSQL, too.
 both: $(VENV)/.installed-test
-	export ENGINE=postgresql; $(call pytest_in_memory,--workers $$(($(PROCESSORS) + 2)) --hypothesis-profile=daily $(BOTH) $(addprefix --ignore=,$(NOT_BOTH)))
+	export ENGINE=postgresql; $(call pytest_in_memory,--workers $$(($(PROCESSORS) + 2)) --hypothesis-profile=daily -m both_engines)
+
+# Statements that no test with that mark runs: in one process, so that it takes some minutes.
+statements: $(VENV)/.installed-test
+	export ENGINE=postgresql; $(call pytest_in_memory,-p tests.statements --ignore tests/e2e --ignore tests/cluster)
 
 test:
 	$(BESIDE) lint tests

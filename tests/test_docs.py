@@ -10,12 +10,16 @@ from typing import Any, get_type_hints
 
 import click
 import msgspec
+import pytest
 
 from config.loading import load_settings
 from config.settings import Settings
 from protocols.cli import main
 from tests.rows import each_row
 from tests.test_security import broken_links
+
+pytestmark = pytest.mark.slow
+
 
 ROOT = Path(__file__).parent.parent
 EXAMPLE = ROOT / "config" / "example.toml"

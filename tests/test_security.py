@@ -22,6 +22,9 @@ from tests.leaks import KNOWN, KnownSecrets, secrets_by_form, taken
 from tests.properties import in_ci
 from tests.test_reference import tracked_files
 
+pytestmark = pytest.mark.slow
+
+
 ROOT = Path(__file__).parent.parent
 SECURITY = ROOT / "SECURITY.md"
 _LINK = re.compile(r"\]\(([^)\s]+)\)")

@@ -11,6 +11,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
 _ROOT: Final = Path(__file__).parent.parent
 _FLOORS: Final = ("broker", "protocols", "storage")
 _TAKES_OUT: Final = {"clear", "difference_update", "discard", "pop", "popitem", "popleft", "remove"}

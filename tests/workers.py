@@ -9,7 +9,6 @@ the first process, which shows and counts them. A test in which a worker ends is
 behind it.
 """
 
-import gc
 import multiprocessing as mp
 import os
 import signal
@@ -59,8 +58,6 @@ class _Workers:
         self._running: list[_Worker] = []
 
     def run(self, number: int) -> None:
-        gc.collect()
-        gc.freeze()  # of what all share, no collection in a worker looks at an object or writes a page
         try:
             for _ in range(min(number, len(self._files))):
                 self._running.append(self._fork())

@@ -34,6 +34,9 @@ from tests.factories import ADA, HALL, KITCHEN, LIGHT_TYPE, NOW_MS, build_world
 from tests.fakes import FakeClock, OnTheLoop
 from tests.properties import examples
 
+pytestmark = pytest.mark.slow
+
+
 T = TypeVar("T")
 
 CLIENTS: Final = 4
@@ -186,6 +189,7 @@ class Story:
         self._due["link"] = is_done
 
 
+@pytest.mark.both_engines
 @pytest.mark.parametrize("seed", range(examples(35)))
 def test_each_consumer_serves_what_was_begun(seed: int) -> None:
     chance = random.Random(seed)  # noqa: S311

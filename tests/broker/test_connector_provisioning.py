@@ -55,6 +55,7 @@ async def test_repeating_it_changes_nothing(services: Services, world: World) ->
     assert connector.terms.pull_minutes == 5
 
 
+@pytest.mark.both_engines
 async def test_a_dry_run_changes_nothing(services: Services, world: World) -> None:
     assert await apply(services, CONNECTOR, dry_run=True) == (1, 0, 0)
     assert services.connectors.catalog.find(world.light_type) is None

@@ -36,6 +36,7 @@ async def test_a_type_that_is_unknown_is_not_found(services: Services, world: Wo
         await services.device_types.catalog.find(name)
 
 
+@pytest.mark.both_engines
 async def test_a_change_refreshes_the_shared_type(services: Services, world: World) -> None:
     light = await services.device_types.catalog.find(LIGHT_TYPE)
 
@@ -52,6 +53,7 @@ async def test_a_change_refreshes_the_shared_type(services: Services, world: Wor
     assert light.version(3) is None
 
 
+@pytest.mark.both_engines
 async def test_a_type_without_manifest_keeps_nothing(services: Services, world: World) -> None:
     await services.core.database.write(lambda tx: tx.connection.execute("DELETE FROM manifest"))
     light = await services.device_types.catalog.find(LIGHT_TYPE)
@@ -59,6 +61,7 @@ async def test_a_type_without_manifest_keeps_nothing(services: Services, world: 
     assert light.latest.normalize(b'{"state":true}') is None
 
 
+@pytest.mark.both_engines
 async def test_a_type_that_changes_while_it_is_loaded_is_read_again(opener: ServicesOpener) -> None:
     runner = HeldRunner()
     async with opener(run_sync=runner) as services:

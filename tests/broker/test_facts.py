@@ -5,11 +5,14 @@ from functools import partial
 from itertools import permutations
 from pathlib import Path
 
+import pytest
 from structlog.testing import capture_logs
 
 from broker.facts import DeviceChanged, Fact, FactPhase, Router, TokenRevoked
 from storage.keys import DeviceKey
 from tests.rows import each_row
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_fact_reaches_the_handlers_of_its_type_in_the_order_of_their_subscriptions() -> None:

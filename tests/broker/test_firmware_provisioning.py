@@ -70,6 +70,7 @@ async def test_without_an_id_version_and_type_name_the_image(services: Services,
     assert (second.tables["firmware"].unchanged, second.generated) == (1, [])
 
 
+@pytest.mark.both_engines
 async def test_what_is_said_of_an_image_may_change_and_its_bytes_may_not(
     services: Services, world: World, file: Path
 ) -> None:
@@ -83,6 +84,7 @@ async def test_what_is_said_of_an_image_may_change_and_its_bytes_may_not(
     assert await files(services) == [b"firmware"]
 
 
+@pytest.mark.both_engines
 async def test_a_trial_run_leaves_nothing(services: Services, world: World, file: Path) -> None:
     report = await services.provisioning.apply(document(file, id=ID), dry_run=True)
     assert report.tables["firmware"].created == 1

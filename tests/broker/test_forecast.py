@@ -26,6 +26,9 @@ from tests.properties import in_ci
 from tests.rows import each_row
 from tests.stores import begin_store, lift_references, storage_of, store_of
 
+pytestmark = pytest.mark.slow
+
+
 START_MS: Final = 1_700_000_000_000 // DAY_MS * DAY_MS
 DEVICES: Final = 2
 STEP_MS: Final = 30 * MINUTE_MS
@@ -133,6 +136,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("storage.engines.sqlite._MEASURED_PAGES", 30)
 
 
+@pytest.mark.both_engines
 @pytest.mark.parametrize(
     ("later", "kept"),
     [
@@ -159,6 +163,7 @@ async def test_the_store_has_the_forecast_size_months_later(state: Path, later: 
         assert of_growth == pytest.approx(growth, rel=0.25)
 
 
+@pytest.mark.both_engines
 def test_each_part_is_measured(state: Path) -> None:
     settings = settings_with(state)
     fill(settings, 0, BEFORE)

@@ -467,6 +467,7 @@ async def test_the_content_of_a_finished_mail_is_erased_and_its_row_removed_afte
 # Rates
 
 
+@pytest.mark.both_engines
 async def test_rates_of_recipients_and_causes(open_office: OpenOffice, autojump_clock: MockClock) -> None:
     reset = PasswordReset(code="c", expires_on=1)  # 2 a minute and 10 a day to one, 5 a minute and 50 a day from one
     async with open_office() as office:
@@ -563,6 +564,7 @@ async def test_a_refused_mail_leaves_its_cause_alone_and_is_logged(
         assert await office.database.read(lambda tx: tx.accounts.organization_named("Acme")) is not None
 
 
+@pytest.mark.both_engines
 async def test_mails_beyond_the_rates_are_put_together_and_sent_later(
     open_office: OpenOffice, autojump_clock: MockClock
 ) -> None:
@@ -613,6 +615,7 @@ async def test_a_cause_sends_twenty_a_minute_and_the_others_follow(
         assert len(transport.mails) == 20 + sum(sent)
 
 
+@pytest.mark.both_engines
 async def test_a_mail_that_others_were_put_into_is_full_at_a_hundred(
     open_office: OpenOffice, autojump_clock: MockClock
 ) -> None:
@@ -668,6 +671,7 @@ async def test_a_deferred_mail_does_not_hold_up_the_others(open_office: OpenOffi
     assert transport.times == [0, 0, 60]
 
 
+@pytest.mark.both_engines
 async def test_a_rejected_mail_is_given_up_at_once(open_office: OpenOffice, autojump_clock: MockClock) -> None:
     transport = Transport(otherwise=MailRejected("550 no such user"))
     async with open_office(transport) as office:
@@ -679,6 +683,7 @@ async def test_a_rejected_mail_is_given_up_at_once(open_office: OpenOffice, auto
     assert transport.times == [0]
 
 
+@pytest.mark.both_engines
 async def test_while_the_server_is_away_one_mail_at_a_time_asks_for_it(
     open_office: OpenOffice, autojump_clock: MockClock
 ) -> None:
@@ -700,6 +705,7 @@ async def test_while_the_server_is_away_one_mail_at_a_time_asks_for_it(
     assert (events.count("mail_server_unavailable"), events.count("mail_server_available")) == (1, 1)
 
 
+@pytest.mark.both_engines
 async def test_an_outage_does_not_count_against_a_mail(open_office: OpenOffice, autojump_clock: MockClock) -> None:
     transport = Transport()
     transport.script = [MailServerUnavailable("refused")] * 3 + [MailDeferred("450")]
@@ -861,6 +867,7 @@ async def test_a_crash_after_the_delivery_repeats_the_mail_with_the_same_id(
     assert second.mails[0].message_id == first.mails[0].message_id
 
 
+@pytest.mark.both_engines
 async def test_a_mail_that_is_being_sent_at_the_stop_is_finished(
     open_office: OpenOffice, autojump_clock: MockClock
 ) -> None:
@@ -904,6 +911,7 @@ async def test_statistics(open_office: OpenOffice, autojump_clock: MockClock) ->
     assert statistics == replace(statistics, waiting=1, joined=0, queued=3, refused=0, sent=1, deferred=1, given_up=1)
 
 
+@pytest.mark.both_engines
 async def test_a_mail_whose_recipient_was_deleted_is_not_sent(
     open_office: OpenOffice, autojump_clock: MockClock
 ) -> None:

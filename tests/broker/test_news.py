@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
+import pytest
 import trio
 from msgspec.structs import replace
 from structlog.testing import capture_logs
@@ -277,6 +278,7 @@ async def test_a_rule_whose_task_was_cancelled_runs(opener: ServicesOpener) -> N
         assert await home.count() == 1
 
 
+@pytest.mark.both_engines
 async def test_a_session_whose_task_was_cancelled_begins(opener: ServicesOpener) -> None:
     runner = HeldRunner()
     async with opener(run_sync=runner) as services:

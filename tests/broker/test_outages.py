@@ -15,6 +15,9 @@ from storage.outages import Outage
 from storage.sql import StoreAwayError
 from tests.builders import ServicesOpener
 
+pytestmark = pytest.mark.slow
+
+
 ROOT: Final = Path(__file__).parent.parent.parent
 AWAY_MINUTES: Final = 15
 #: Events of what is done once in the life of a daemon.

@@ -45,6 +45,7 @@ def keys_given(value: object) -> set[str]:
     return {key for inner in value for key in keys_given(inner)} if isinstance(value, list) else set()
 
 
+@pytest.mark.both_engines
 async def test_the_example_describes_a_household_and_a_second_run_changes_nothing(services: Services) -> None:
     report = await services.provisioning.apply(example(), survey=True)
     created = {table: counts.created for table, counts in report.tables.items()}
@@ -58,6 +59,7 @@ async def test_the_example_describes_a_household_and_a_second_run_changes_nothin
     assert organization.monthly_messages == -1
 
 
+@pytest.mark.both_engines
 async def test_the_climate_sensor_of_the_example_sends_csv(services: Services) -> None:
     await services.provisioning.apply(example())
     device = await services.devices.registry.find("d0" * 13 + "000003")

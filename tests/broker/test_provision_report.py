@@ -102,6 +102,7 @@ async def test_each_object_and_key_that_changes_is_named_and_secrets_are_masked(
     assert "3333" not in repr(report.changes)
 
 
+@pytest.mark.both_engines
 async def test_what_the_store_has_and_the_file_does_not_is_named_when_asked_for(
     services: Services, home: ProvisionReport
 ) -> None:
@@ -211,6 +212,7 @@ async def test_a_rename_that_would_make_a_second_device_is_pointed_out(
     assert (await services.provisioning.apply(both, dry_run=True)).notices == []  # the file has the other one, too
 
 
+@pytest.mark.both_engines
 async def test_a_token_for_somebody_who_has_signed_in_is_generated_once(
     services: Services, home: ProvisionReport
 ) -> None:

@@ -184,6 +184,7 @@ async def test_others_do_not_wait_for_all_devices_that_the_owner_has(
     assert notice.text.count("(id ") == 3
 
 
+@pytest.mark.both_engines
 async def test_an_entry_finds_a_device_that_is_new_in_the_same_file(services: Services, world: World) -> None:
     new, token = many(3), "77" * 16
     by_name, by_key = {**new[1], "key": "another"}, {**new[2], "name": "Another"}

@@ -26,6 +26,9 @@ from tests.fakes import FakeClock, HeldRunner
 from tests.rows import each_row
 from tests.stores import table_names
 
+pytestmark = pytest.mark.slow
+
+
 ACME, ADA, BOB = "0a" * 16, "ada0" * 8, "b0b0" * 8
 DASHBOARD, LIGHT, KITCHEN = "aa" * 16, "dt" + "1e" * 16, "11" * 16
 KITCHEN_TOKEN, ADA_TOKEN, APPLICATION_TOKEN = "22" * 16, "33" * 16, "34" * 16
@@ -386,6 +389,7 @@ async def test_token_that_changes_hands_ends_its_connections(services: Services)
     assert revoked == [TokenRevoked(token_hash(ADA_TOKEN))]
 
 
+@pytest.mark.both_engines
 async def test_dry_run_reports_and_changes_nothing(services: Services) -> None:
     before = await everything(services)
     report = await services.provisioning.apply(BARE, dry_run=True)
@@ -406,6 +410,7 @@ async def test_dry_run_of_a_new_token_revokes_nothing(services: Services) -> Non
     await services.devices.registry.authenticate(KITCHEN, KITCHEN_TOKEN)
 
 
+@pytest.mark.both_engines
 async def test_error_in_the_last_entry_undoes_all_of_them(services: Services) -> None:
     before = await everything(services)
     place, _ = await refusal(services, given("grants", user="nobody@example.org"))
@@ -694,6 +699,7 @@ async def test_a_commit_is_announced_also_when_its_task_was_cancelled(
         assert (await services.accounts.tokens.caller(ADA_TOKEN)).user_id == BOB
 
 
+@pytest.mark.both_engines
 async def test_a_user_token_counts_as_a_sign_in_and_revokes_nothing_that_was_granted(services: Services) -> None:
     await services.provisioning.apply(GIVEN)
     await services.provisioning.apply({"grants": [{**GIVEN["grants"][0], "device_type": "*"}]})

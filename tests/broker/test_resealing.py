@@ -127,6 +127,7 @@ def test_a_second_run_writes_nothing(store: EngineConnection) -> None:
     assert SealedStore(store, column).after(None, limit=9) == before
 
 
+@pytest.mark.both_engines
 def test_a_secret_of_an_unknown_key_is_counted_and_kept(store: EngineConnection) -> None:
     column, strange = SEALED_COLUMNS[0], Vault.new_key()
     (secret,) = put_secrets(store, column, 1, strange)

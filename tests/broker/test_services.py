@@ -55,6 +55,7 @@ async def test_what_was_submitted_before_a_crash_of_the_rest_is_stored(opener: S
         assert last == {world.kitchen: 3}
 
 
+@pytest.mark.both_engines
 async def test_what_was_submitted_before_everything_is_cancelled_is_stored(opener: ServicesOpener) -> None:
     with trio.CancelScope() as scope:
         async with opener() as services:
@@ -87,6 +88,7 @@ async def test_a_store_that_cannot_be_opened_is_the_callers_to_handle(opener: Se
             pytest.fail("nothing to open")
 
 
+@pytest.mark.both_engines
 async def test_a_start_that_is_cancelled_closes_the_store(
     opener: ServicesOpener, engine: SqliteEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,8 @@ from tests.builders import ServicesOpener
 from tests.fakes import on_loop
 from tests.stores import MigratedEngine
 
+pytestmark = pytest.mark.slow
+
 
 async def opens(settings: Settings, engine: SqliteEngine, vault: Vault) -> None:
     async with open_services(settings, Database(engine, worker=on_loop()), vault):
@@ -42,6 +44,7 @@ async def test_while_a_rotation_is_interrupted_either_key_will_do(settings: Sett
     await opens(settings, engine, Vault(old))
 
 
+@pytest.mark.both_engines
 async def test_a_store_of_an_older_version_is_known_by_its_secrets(settings: Settings, engine: SqliteEngine) -> None:
     """It has secrets, and none that says which key it belongs to."""
     key = Vault.new_key()

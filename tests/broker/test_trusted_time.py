@@ -16,6 +16,9 @@ from storage.keys import Position
 from tests.factories import NOW_MS, build_world
 from tests.fakes import FakeClock, on_loop
 
+pytestmark = pytest.mark.slow
+
+
 DAY_MS = 86_400_000
 YEAR_MS = 365 * DAY_MS
 

@@ -24,6 +24,9 @@ from tests.cluster.history import Part, parts_of_a_cluster
 from tests.factories import NOW_MS
 from tests.fakes import FakeClock
 
+pytestmark = pytest.mark.slow
+
+
 DEVICE = DeviceKey(1)
 LIMIT = 100
 NAME = "quota device 1"

@@ -25,6 +25,9 @@ from storage.transaction import Transaction
 from tests.cluster.history import DEVICES, history_of, parts_of_a_cluster
 from tests.properties import drawn, in_ci
 
+pytestmark = pytest.mark.slow
+
+
 #: Seeds of one mutant until it is found: what comes first is the database's choice.
 TRIES = 10
 

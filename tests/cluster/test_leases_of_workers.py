@@ -26,6 +26,9 @@ from storage.sql import StaleLeaseError, StoreError
 from storage.transaction import Transaction
 from tests.postgresql import server
 
+pytestmark = pytest.mark.slow
+
+
 DEVICE = DeviceKey(1)
 
 

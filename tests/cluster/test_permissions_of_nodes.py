@@ -36,6 +36,9 @@ from storage.sql import StoreError
 from storage.transaction import Transaction
 from tests.cluster.history import Part, parts_of_a_cluster
 
+pytestmark = pytest.mark.slow
+
+
 DEVICE, OTHER = DeviceKey(1), DeviceKey(2)
 USER, APPLICATION = UserKey(7), ApplicationKey(3)
 TOKEN: Final = b"t" * 32

@@ -21,6 +21,9 @@ from tests.cluster.history import Part, parts_of_a_cluster
 from tests.factories import NOW_MS, make_device
 from tests.fakes import FakeClock
 
+pytestmark = pytest.mark.slow
+
+
 DEVICE = DeviceKey(1)
 
 

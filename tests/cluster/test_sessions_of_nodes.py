@@ -16,6 +16,9 @@ from storage.transaction import Transaction
 from tests.cluster.history import Part, parts_of_a_cluster
 from tests.factories import NOW_MS
 
+pytestmark = pytest.mark.slow
+
+
 DEVICE = DeviceKey(1)
 TOPIC = b"/v1.1/actions/d"
 

@@ -17,6 +17,9 @@ from storage.transaction import Transaction
 from tests.cluster.history import Part, parts_of_a_cluster
 from tests.factories import build_world
 
+pytestmark = pytest.mark.slow
+
+
 DEVICE, TYPE = DeviceKey(1), DeviceTypeKey(1)
 
 

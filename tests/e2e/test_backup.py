@@ -10,6 +10,9 @@ from tests.daemon import Daemon, run_command, running_daemon
 from tests.e2e.test_kill import CountingDevice, stored_counts
 from tests.postgresql import ENGINE
 
+pytestmark = pytest.mark.both_engines
+
+
 CLIENTS = 2
 ACKNOWLEDGED_BEFORE = 300
 

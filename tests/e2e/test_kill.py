@@ -8,8 +8,12 @@ from collections import Counter
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.daemon import USER_TOKEN, Daemon, bearer, device_id, device_token
+
+pytestmark = pytest.mark.both_engines
+
 
 ROUNDS = 4  # tests/faults kills a daemon hundreds of times
 CLIENTS = 4

@@ -9,6 +9,8 @@ import pytest
 
 from tests.daemon import USER_TOKEN, Daemon, bearer, device_id, running_daemon
 
+pytestmark = pytest.mark.both_engines
+
 
 def test_a_second_interrupt_ends_the_grace_period_and_everything_is_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -3,9 +3,12 @@
 import random
 from pathlib import Path
 
+import pytest
 from trio.testing import MockClock
 
 from tests.fuzz.mqtt_world import decode, opened
+
+pytestmark = pytest.mark.slow
 
 
 async def test_inputs_leave_the_services_whole(tmp_path: Path, mock_clock: MockClock) -> None:

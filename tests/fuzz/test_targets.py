@@ -22,7 +22,7 @@ _CORPUS_BYTES = 300_000
 Run = Callable[[bytes], None]
 
 # Libraries warn of what is refused later, or was never forbidden.
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 
 
 @pytest.fixture(params=TARGETS)

@@ -21,7 +21,7 @@ from storage.sql import StoreDamagedError, StoreError, StoreFullError
 from tests.damaged_pages import damage, leaves
 from tests.stores import make_store
 
-pytestmark = pytest.mark.sqlite("the file is copied")
+pytestmark = [pytest.mark.sqlite("the file is copied"), pytest.mark.slow]
 
 MIB: Final = 2**20
 ROWS: Final = 3_000

@@ -22,7 +22,7 @@ from storage.sql import StoreDamagedError
 from tests.damaged_pages import damage, leaves
 from tests.stores import index
 
-pytestmark = pytest.mark.sqlite("damaged pages of the file")
+pytestmark = [pytest.mark.sqlite("damaged pages of the file"), pytest.mark.slow]
 
 ROWS = 600
 FIRST, SECOND = DeviceKey(1), DeviceKey(2)

@@ -146,6 +146,7 @@ async def test_rows_of_the_log_are_in_the_same_commit_as_writes(database: Databa
     assert database.statistics().rows == 1
 
 
+@pytest.mark.both_engines
 async def test_a_failing_work_is_undone_alone_and_its_error_reaches_its_caller(
     database: Database, journal: Journal, runner: HeldRunner
 ) -> None:
@@ -171,6 +172,7 @@ async def test_a_failing_work_is_undone_alone_and_its_error_reaches_its_caller(
     assert database.statistics().failures == 0
 
 
+@pytest.mark.both_engines
 async def test_a_work_that_violates_the_schema_fails_alone(database: Database) -> None:
     def violate(tx: Transaction) -> None:
         tx.connection.execute("INSERT INTO consumer (name, position) VALUES ('x', NULL)")
@@ -192,6 +194,7 @@ async def test_a_write_whose_caller_was_cancelled_is_still_committed(database: D
 # A store that fails
 
 
+@pytest.mark.both_engines
 @pytest.mark.parametrize("error", [StoreError("disk I/O error"), RuntimeError("a bug of ours")])
 async def test_a_commit_that_fails_fails_every_caller_and_stores_nothing(
     database: Database, journal: Journal, breakable: BreakableEngine, runner: HeldRunner, error: Exception
@@ -638,6 +641,7 @@ async def test_positions_of_rows_that_were_stored_alone_and_deleted_are_not_used
         assert await database.read(lambda tx: tx.messages.head()) == 5
 
 
+@pytest.mark.both_engines
 async def test_the_highest_position_is_saved_again_after_a_commit_that_failed(
     database: Database, journal: Journal, breakable: BreakableEngine
 ) -> None:
@@ -651,6 +655,7 @@ async def test_the_highest_position_is_saved_again_after_a_commit_that_failed(
     assert await database.read(lambda tx: tx.messages.head()) == 1
 
 
+@pytest.mark.both_engines
 async def test_all_kinds_of_rows_share_one_sequence_of_positions(database: Database, journal: Journal) -> None:
     positions = [
         append(journal),
@@ -669,6 +674,7 @@ async def test_all_kinds_of_rows_share_one_sequence_of_positions(database: Datab
     assert await database.read(lambda tx: tx.messages.head()) == 4
 
 
+@pytest.mark.both_engines
 async def test_the_head_stays_when_rows_are_deleted_and_after_a_restart(engine: SqliteEngine) -> None:
     async with running(Database(engine, worker=on_loop())) as database:
         journal = Journal(database, head=Position(0))
@@ -762,6 +768,7 @@ async def test_there_is_room_again_after_a_failed_commit(
     assert journal.has_room
 
 
+@pytest.mark.both_engines
 async def test_a_store_of_which_a_reader_cannot_be_opened_leaves_no_connection_open(engine: SqliteEngine) -> None:
     limited = LimitedEngine(engine, 3)
     with pytest.raises(StoreError, match="too many open files"):
@@ -795,6 +802,7 @@ async def test_a_start_makes_the_index_entries_that_are_missing(
     assert told == ["making the index of the log: 67 %", "making the index of the log: 100 %"]
 
 
+@pytest.mark.both_engines
 async def test_a_store_whose_entries_cannot_be_made_is_opened(
     engine: SqliteEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -816,6 +824,7 @@ async def test_a_store_whose_entries_cannot_be_made_is_opened(
         assert [row.position for row in found] == [1, 2]
 
 
+@pytest.mark.both_engines
 async def test_when_nobody_makes_index_entries_the_store_does(
     engine: SqliteEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,12 @@
 import sqlite3
 from contextlib import closing
 
+import pytest
+
 from storage import migrations
+
+pytestmark = pytest.mark.slow
+
 
 _BEFORE = "0009_device_types"
 

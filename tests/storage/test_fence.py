@@ -15,6 +15,9 @@ from storage.leases import HeldLease
 from storage.sql import StoreError, StoreTakenError
 from tests.postgresql import server
 
+pytestmark = pytest.mark.slow
+
+
 NAME, LONG = "daemon", 3600.0
 
 

@@ -4,7 +4,11 @@ import sqlite3
 from contextlib import closing
 from typing import Any
 
+import pytest
+
 from storage import migrations
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_link_of_a_device_that_was_never_authorized_is_removed() -> None:

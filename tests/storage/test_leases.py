@@ -59,6 +59,7 @@ async def test_one_node_has_a_lease_until_it_is_over(table: LeaseTable) -> None:
     assert await table.renew(second, LONG)
 
 
+@pytest.mark.both_engines
 async def test_the_next_node_takes_at_once_what_is_given_back(table: LeaseTable) -> None:
     first = await taken(table, "a")
     await table.give_back(first)
@@ -91,12 +92,14 @@ async def noted(database: Database) -> int:
     return await database.read(lambda tx: tx.messages.counter("noted"))
 
 
+@pytest.mark.both_engines
 async def test_the_holder_writes_its_works(database: Database, table: LeaseTable) -> None:
     held = await taken(table, "a")
     assert await database.write_own(Holding(held), note(1)) == 1
     assert await noted(database) == 1
 
 
+@pytest.mark.both_engines
 async def test_a_former_holder_writes_nothing_and_the_rest_of_the_group_is_kept(
     database: Database, table: LeaseTable
 ) -> None:

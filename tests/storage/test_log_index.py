@@ -25,7 +25,10 @@ from storage.retention import RetentionStore
 from tests.properties import examples
 from tests.stores import index
 
-pytestmark = pytest.mark.sqlite("its rows have positions that no commit gave, and it counts steps of SQLite")
+pytestmark = [
+    pytest.mark.sqlite("its rows have positions that no commit gave, and it counts steps of SQLite"),
+    pytest.mark.slow,
+]
 
 DEVICES = (1, 2, 3)
 

@@ -35,6 +35,9 @@ from tests.factories import NOW_MS
 from tests.postgresql import server
 from tests.stores import make_store
 
+pytestmark = pytest.mark.slow
+
+
 _COLUMNS: Final = MessageRow.__struct_fields__
 
 

@@ -41,6 +41,9 @@ from tests.postgresql import Server, as_server, server
 from tests.properties import in_ci
 from tests.rows import each_row
 
+pytestmark = pytest.mark.slow
+
+
 PATIENCE: Final = 10.0
 
 

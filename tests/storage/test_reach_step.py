@@ -3,7 +3,12 @@
 import sqlite3
 from contextlib import closing
 
+import pytest
+
 from storage import migrations
+
+pytestmark = pytest.mark.slow
+
 
 _BEFORE = "0018_reach_of_user_tokens"
 _OLDER_STORE = (

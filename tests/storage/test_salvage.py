@@ -15,7 +15,7 @@ from storage.sql import StoreError
 from tests.damaged_pages import damage, leaves
 from tests.stores import make_store
 
-pytestmark = pytest.mark.sqlite("damaged pages of the file")
+pytestmark = [pytest.mark.sqlite("damaged pages of the file"), pytest.mark.slow]
 
 ROWS = 2_000
 

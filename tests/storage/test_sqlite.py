@@ -15,7 +15,7 @@ from storage.migrations import VERSION
 from storage.sql import StoreError
 from tests.rows import each_row
 
-pytestmark = pytest.mark.sqlite("the engine itself")
+pytestmark = [pytest.mark.sqlite("the engine itself"), pytest.mark.slow]
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from storage.tables import OWN, TableShape, in_order
 from tests.postgresql import server
 from tests.stores import make_store
 
-pytestmark = pytest.mark.sqlite("in each run it has both engines")
+pytestmark = [pytest.mark.sqlite("in each run it has both engines"), pytest.mark.slow]
 
 _BLOB = bytes(range(256))
 _TEXTS = ("plain", "NUL \0, SUB \x1a, \x1a0", "Zoë 灯 🔥", "", "\\u0000", "STRASSE", "a'b\"c;--%s :k0")

@@ -155,6 +155,7 @@ async def test_a_row_that_refers_to_no_device_is_refused(services: Services, wor
         )
 
 
+@pytest.mark.both_engines
 async def test_the_ts_of_the_last_row_of_a_device(services: Services, world: World) -> None:
     kitchen = await services.devices.registry.get(world.kitchen)
     for ts in (5, 9, 2):

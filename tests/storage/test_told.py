@@ -25,6 +25,8 @@ from tests.properties import examples
 from tests.stores import MigratedEngine
 from tests.told import NOTED, TestKind, hear
 
+pytestmark = pytest.mark.slow
+
 
 def _position(tx: Transaction, name: str) -> tuple[str, int]:
     return name, tx.messages.consumer_position(name)

@@ -17,7 +17,7 @@ from storage.engines.sqlite import SqliteEngine
 from storage.engines.sqlite_upgrade import copies_of, undo_upgrade
 from storage.sql import StoreError, StoreFullError
 
-pytestmark = pytest.mark.sqlite("files of older versions, and their copies")
+pytestmark = [pytest.mark.sqlite("files of older versions, and their copies"), pytest.mark.slow]
 
 with closing(sqlite3.connect(":memory:")) as _empty:
     STEPS = migrations.pending(_empty)

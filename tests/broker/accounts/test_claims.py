@@ -93,6 +93,7 @@ _WAYS: Final[Mapping[str, Callable[[Services], Awaitable[UserRecord]]]] = {
 }
 
 
+@pytest.mark.both_engines
 @pytest.mark.parametrize("way", list(_WAYS))
 async def test_nothing_of_the_former_holder_stays(services: Services, world: World, way: str) -> None:
     stranger = await open_unproved(services)
@@ -193,6 +194,7 @@ async def test_an_application_of_the_former_holder_does_not_reach_what_the_owner
     assert not any(reach.allows(device, permission) for permission in Permission)
 
 
+@pytest.mark.both_engines
 async def test_many_devices_are_deleted_in_steps_and_have_no_token_at_once(services: Services, world: World) -> None:
     """A stranger's thousands of devices must not hold up the writes of everybody."""
     stranger = await open_unproved(services)
@@ -316,6 +318,7 @@ def settings(settings: Settings) -> Settings:
     return msgspec.structs.replace(settings, console=console)
 
 
+@pytest.mark.both_engines
 @pytest.mark.parametrize("way", list(_GIFTS))
 @pytest.mark.parametrize("proved", [False, True])
 async def test_who_may_be_given_something_by_an_address(
@@ -370,6 +373,7 @@ async def test_a_second_run_with_take_over_and_the_id_of_the_former_account(serv
     assert (user.email, user.key != former.key) == (ADDRESS, True)
 
 
+@pytest.mark.both_engines
 async def test_a_dry_run_of_a_take_over_ends_nothing(services: Services, world: World) -> None:
     former = await give_everything(services, world, await open_unproved(services))
     await services.provisioning.apply({"users": [{"email": ADDRESS, "take_over": True}]}, dry_run=True)
@@ -377,6 +381,7 @@ async def test_a_dry_run_of_a_take_over_ends_nothing(services: Services, world: 
     assert (await services.accounts.users.named(ADDRESS)).key == former.user.key
 
 
+@pytest.mark.both_engines
 async def test_a_disabled_stranger_does_not_come_back_by_a_mail(services: Services, world: World) -> None:
     await open_unproved(services)
     await services.accounts.disabling.disable(ADDRESS)

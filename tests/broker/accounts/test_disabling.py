@@ -30,6 +30,7 @@ async def test_a_disabled_user_is_signed_out_and_cannot_sign_in(services: Servic
     assert (await sessions.sign_in(_ADA, _PASSWORD, address=_ADDRESS)).user.email == _ADA
 
 
+@pytest.mark.both_engines
 async def test_no_token_is_issued_to_who_was_disabled_meanwhile(services: Services, ada: str) -> None:
     await services.provisioning.apply(
         {"organizations": [{"name": "Home"}], "applications": [{"name": "Board", "organization": "Home"}]}
@@ -48,6 +49,7 @@ async def test_who_is_not_there_is_neither_disabled_nor_enabled(services: Servic
             await change("nobody@example.org")
 
 
+@pytest.mark.both_engines
 async def test_a_link_of_the_operator_sets_a_password_once(services: Services, ada: str) -> None:
     reset = await services.accounts.resets.open_for(_ADA)
     await services.accounts.resets.set_password(reset.code, "a password of my own")

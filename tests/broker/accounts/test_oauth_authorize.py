@@ -3,6 +3,8 @@
 import re
 from urllib.parse import parse_qs, urlsplit
 
+import pytest
+
 from broker.accounts.authorize import AuthorizationRequest, ErrorPage, Redirect
 from broker.accounts.permissions import Permission
 from broker.services import Services
@@ -315,6 +317,7 @@ async def test_an_application_reaches_its_own_types_of_users_who_signed_in(oauth
     assert (await oauth.services.accounts.permissions.reach(caller)).allows(kitchen, Permission.WRITE)
 
 
+@pytest.mark.both_engines
 async def test_every_registered_redirect_uri_may_follow_a_logout(oauth: OAuthWorld) -> None:
     for uri, known in (
         (CALLBACK, True),

@@ -76,6 +76,7 @@ async def test_the_next_poll_after_approval_gets_the_token_once(oauth: OAuthWorl
     assert await poll(oauth, body["device_code"]) == (400, "expired_token")
 
 
+@pytest.mark.both_engines
 async def test_only_what_was_shown_is_granted(oauth: OAuthWorld) -> None:
     codes = oauth.services.accounts.device_codes
     body = (await oauth.device_code()).body
@@ -122,6 +123,7 @@ async def test_polling_at_exactly_the_interval_is_never_too_soon(
         fake_clock.advance(5_000 - early_ms)
 
 
+@pytest.mark.both_engines
 async def test_who_slows_down_is_heard_at_the_next_poll(oauth: OAuthWorld, fake_clock: FakeClock) -> None:
     """A refused poll does not move the time from which the interval counts."""
     code = (await oauth.device_code()).body["device_code"]

@@ -17,6 +17,9 @@ from tests.builders import ServicesOpener
 from tests.factories import ADA_TOKEN, KITCHEN, build_world
 from tests.fakes import BreakableEngine, FakeClock, HeldRunner
 
+pytestmark = pytest.mark.slow
+
+
 USER_MS = 1_209_600_000
 
 
@@ -81,6 +84,7 @@ async def test_revocation_closes_live_links_at_once(oauth: OAuthWorld, nursery: 
     assert reasons == [CloseReason.TOKEN_REVOKED]
 
 
+@pytest.mark.both_engines
 async def test_a_revocation_is_announced_also_when_its_task_was_cancelled(opener: ServicesOpener) -> None:
     runner = HeldRunner()
     async with opener(run_sync=runner) as services:
@@ -123,6 +127,7 @@ async def test_a_clock_that_is_set_back_and_forth_announces_no_valid_token(
     assert announced == [token_hash(token)]  # the same sweep announces it when it expires
 
 
+@pytest.mark.both_engines
 async def test_a_store_that_fails_for_a_while_does_not_end_the_sweep(
     opener: ServicesOpener, engine: SqliteEngine, fake_clock: FakeClock, autojump_clock: MockClock
 ) -> None:

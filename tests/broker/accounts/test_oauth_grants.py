@@ -616,6 +616,7 @@ async def test_a_token_that_expires_is_announced_once(oauth: OAuthWorld, fake_cl
     assert announced == [token_hash(issued["access_token"])]
 
 
+@pytest.mark.both_engines
 async def test_a_refreshed_token_is_announced_after_its_five_minutes(oauth: OAuthWorld, fake_clock: FakeClock) -> None:
     old = await oauth.user_tokens()
     await refresh(oauth, WEB, old)
@@ -631,6 +632,7 @@ async def rows_in(oauth: OAuthWorld, table: str) -> int:
     return await oauth.services.core.database.read(lambda tx: len(list(tx.connection.execute(query))))
 
 
+@pytest.mark.both_engines
 async def test_rows_that_can_no_longer_be_used_are_removed_and_no_others(
     oauth: OAuthWorld, fake_clock: FakeClock
 ) -> None:
@@ -655,6 +657,7 @@ async def test_rows_that_can_no_longer_be_used_are_removed_and_no_others(
     assert await rows_in(oauth, "token") == provisioned
 
 
+@pytest.mark.both_engines
 async def test_old_rows_are_removed_in_small_steps(
     oauth: OAuthWorld, fake_clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,6 +29,8 @@ from tests.broker.accounts.oauth_world import (
 from tests.factories import NOW_MS
 from tests.rows import each_row
 
+pytestmark = pytest.mark.slow
+
 
 async def signed_in(
     oauth: OAuthWorld, application: str = WEB, *, then: Callable[[Transaction], None] | None = None, **query: str
@@ -80,6 +82,7 @@ async def test_an_id_token_says_who_has_signed_in(oauth: OAuthWorld, application
     }
 
 
+@pytest.mark.both_engines
 @each_row(
     ("scope", "told"),
     {
@@ -99,6 +102,7 @@ async def test_userinfo_says_what_the_scopes_allow(oauth: OAuthWorld, scope: str
     assert (await userinfo.of(await tokens.caller(refreshed["access_token"]))).keys() == told
 
 
+@pytest.mark.both_engines
 async def test_without_openid_nothing_changes(oauth: OAuthWorld) -> None:
     answer = await signed_in(oauth, scope="profile email read,write", nonce="n")
     assert (answer["scope"], "id_token" in answer) == ("read,write", False)
@@ -124,6 +128,7 @@ async def test_a_code_from_before_a_rotation_is_good_all_the_same(oauth: OAuthWo
     assert (await claims_of(oauth, answer["id_token"]))["sub"] == oauth.ada.id
 
 
+@pytest.mark.both_engines
 async def test_without_a_page_nobody_is_signed_in_for_the_first_time(oauth: OAuthWorld) -> None:
     """OpenID Connect Core 1.0, 3.1.2.1, also for an application that gets no screen."""
     authorize = oauth.services.accounts.authorize

@@ -90,6 +90,7 @@ async def test_a_password_that_is_refused_does_not_use_the_code(oauth: OAuthWorl
     await oauth.services.accounts.resets.set_password(code, NEW)
 
 
+@pytest.mark.both_engines
 async def test_a_reset_ends_all_sessions_and_tokens_of_sign_ins(oauth: OAuthWorld) -> None:
     services = oauth.services
     await give_password(services, oauth.ada)
@@ -115,6 +116,7 @@ async def test_a_reset_ends_all_sessions_and_tokens_of_sign_ins(oauth: OAuthWorl
     assert granted(await oauth.token(basic(WEB), grant_type="authorization_code", code=await oauth.code()))
 
 
+@pytest.mark.both_engines
 async def test_without_an_account_no_mail_is_sent_and_the_answer_is_the_same(oauth: OAuthWorld) -> None:
     rows = "SELECT count(*) AS n FROM password_reset"
     for number, name in enumerate(("nobody@example.org", "nobody", "", "\0", "ü" * 5000), start=1):

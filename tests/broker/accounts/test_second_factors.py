@@ -110,6 +110,7 @@ def test_a_recovery_code_has_80_random_bits() -> None:
 # Signing in
 
 
+@pytest.mark.both_engines
 async def test_the_password_alone_makes_no_session(services: Services, phone: Phone) -> None:
     before = await session_count(services)
     waiting = await right_password(services)
@@ -163,6 +164,7 @@ async def test_of_two_who_enter_one_code_at_once_one_gets_in(services: Services,
     assert sorted(outcomes) == ["in", "refused"]
 
 
+@pytest.mark.both_engines
 async def test_each_recovery_code_is_good_once(services: Services, phone: Phone) -> None:
     assert len(set(phone.recovery)) == 10
     for number, code in enumerate(phone.recovery):
@@ -199,6 +201,7 @@ async def test_the_store_has_neither_the_secret_nor_the_recovery_codes(services:
 # Limits
 
 
+@pytest.mark.both_engines
 async def test_five_wrong_codes_lock_for_fifteen_minutes(
     services: Services, phone: Phone, fake_clock: FakeClock
 ) -> None:
@@ -319,6 +322,7 @@ async def test_who_signed_in_long_ago_changes_nothing(
         await factors.enrol(session, offer.sealed, Phone(offer.secret, fake_clock).code())
 
 
+@pytest.mark.both_engines
 async def test_removing_it_removes_the_recovery_codes(services: Services, session: Session, phone: Phone) -> None:
     await services.accounts.second_factors.remove(session)
     await services.accounts.sessions.sign_in("ada-example", PASSWORD, address=HERE)
@@ -354,6 +358,7 @@ class TestWhereAdministratorsNeedOne:
         )
         return await services.accounts.sessions.sign_in("ada-example", PASSWORD, address=HERE)
 
+    @pytest.mark.both_engines
     async def test_the_session_is_good_for_setting_it_up_only(
         self, services: Services, session: Session, fake_clock: FakeClock
     ) -> None:
@@ -365,6 +370,7 @@ class TestWhereAdministratorsNeedOne:
         assert found is not None
         assert not found.must_enrol
 
+    @pytest.mark.both_engines
     async def test_a_provider_has_its_own(self, services: Services, session: Session) -> None:
         begun = await services.accounts.sessions.begin(session.user, proof=Proof.PROVIDER)
         assert await services.accounts.sessions.find(begun.id) == begun

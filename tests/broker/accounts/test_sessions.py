@@ -34,6 +34,7 @@ async def stored(services: Services) -> int:
     return int(row["n"])
 
 
+@pytest.mark.both_engines
 async def test_a_session_lasts_fourteen_days(services: Services, signed_in: Session, fake_clock: FakeClock) -> None:
     assert await services.accounts.sessions.find(signed_in.id) == signed_in
     fake_clock.advance(14 * DAY_MS - 1)
@@ -44,6 +45,7 @@ async def test_a_session_lasts_fourteen_days(services: Services, signed_in: Sess
     assert await stored(services) == 1  # the expired one was removed
 
 
+@pytest.mark.both_engines
 @each_row("text", ["", "x", "ff" * 16, "ü" * 32, "\0"])
 async def test_texts_that_are_no_session_id(services: Services, signed_in: Session, text: str) -> None:
     assert await services.accounts.sessions.find(text) is None
@@ -135,6 +137,7 @@ async def test_the_right_password_does_not_reset_the_count_of_the_address(
         await services.accounts.sessions.sign_in("ada-example", PASSWORD, address=HERE)
 
 
+@pytest.mark.both_engines
 async def test_a_hash_at_another_cost_is_renewed_at_the_next_sign_in(services: Services, signed_in: Session) -> None:
     """Other sessions go on, because the password is the same; open codes for a reset are void."""
     sessions, before = services.accounts.sessions, await services.accounts.users.find(ADA)

@@ -108,6 +108,7 @@ async def test_a_token_ends_at_its_expiry_and_not_before(
         await services.accounts.tokens.caller("short")
 
 
+@pytest.mark.both_engines
 async def test_a_known_token_is_not_looked_up_again(services: Services, world: World) -> None:
     caller = await services.accounts.tokens.caller(ADA_TOKEN)
     await services.core.database.write(forget_in_store)
@@ -135,6 +136,7 @@ async def test_a_device_that_changed_is_looked_up_again_and_no_other(services: S
     await services.accounts.tokens.caller(ADA_TOKEN)
 
 
+@pytest.mark.both_engines
 async def test_everything_can_be_forgotten(services: Services, world: World) -> None:
     await services.accounts.tokens.caller(ADA_TOKEN)
     await services.core.database.write(forget_in_store)

@@ -68,6 +68,7 @@ async def test_operators_shares_and_invitations_know_an_address_in_every_writing
     assert {table: counts.unchanged for table, counts in report.tables.items()} == {"users": 1, "invitations": 1}
 
 
+@pytest.mark.both_engines
 async def test_a_share_of_an_address_without_account_is_offered_to_who_opens_one(
     services: Services, world: World
 ) -> None:

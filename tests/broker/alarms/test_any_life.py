@@ -14,6 +14,9 @@ from tests.factories import NOW_MS, build_world
 from tests.fakes import FakeClock
 from tests.properties import examples
 
+pytestmark = pytest.mark.slow
+
+
 _AFTER_SECONDS: Final = 20
 _STEPS: Final = 60
 

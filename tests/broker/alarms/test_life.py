@@ -224,6 +224,7 @@ async def test_nothing_is_twice_or_missed_over_a_crash(
         assert (alarm.count, alarm.cleared_on, alarm.cleared_by) == (2, NOW_MS + 70_000, ClearedBy.TIME)
 
 
+@pytest.mark.both_engines
 async def test_old_alarms_are_deleted(home: Home, fake_clock: FakeClock) -> None:
     await home.rule(ringing())
     await home.says({"intensity": 3})

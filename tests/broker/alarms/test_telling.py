@@ -124,6 +124,7 @@ async def test_a_user_is_told_once_on_each_way(world: World) -> None:
     assert len(world.ways.told) == 1
 
 
+@pytest.mark.both_engines
 async def test_a_user_is_told_in_the_language_of_the_account(world: World) -> None:
     services = world.services
     user = await services.accounts.users.find(ADA)
@@ -156,6 +157,7 @@ async def test_nobody_is_told_of_less_than_was_asked_for(world: World) -> None:
     assert world.told == []
 
 
+@pytest.mark.both_engines
 async def test_it_is_told_again_until_somebody_acknowledges(world: World) -> None:
     await world.wants(Telling(ntfy=NTFY, again_minutes=10))
     await world.home.rule(ringing())
@@ -235,6 +237,7 @@ async def lost(services: Services, share: str) -> None:
     await wait_all_tasks_blocked()
 
 
+@pytest.mark.both_engines
 async def test_what_may_not_be_read_any_more_is_told_to_nobody(world: World) -> None:
     """Bob ends a share while a notice and a mail wait that have the value of his device, and before they are due."""
     services, transport = world.services, Transport()
@@ -305,6 +308,7 @@ async def test_a_notice_that_has_waited_for_hours_is_given_up(world: World) -> N
     assert shown.problem == "ntfy: it has waited for 6 hours"
 
 
+@pytest.mark.both_engines
 async def test_a_notice_is_tried_again_and_given_up(world: World) -> None:
     await world.wants(Telling(ntfy=NTFY))
     world.ways.fails = [NotToldError("the server answered 503")]

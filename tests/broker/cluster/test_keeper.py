@@ -19,6 +19,9 @@ from storage.leases import LeaseRecord
 from storage.sql import StoreAwayError, StoreError, StoreForkedError
 from tests.fakes import BreakableConnection, BreakableEngine, on_loop
 
+pytestmark = pytest.mark.slow
+
+
 SECONDS = 8.0
 NewKeeper = Callable[..., Keeper]
 
@@ -83,6 +86,7 @@ async def test_a_daemon_that_finds_another_one_serving_ends_with_a_sentence(
     assert not first.is_ahead()
 
 
+@pytest.mark.both_engines
 async def test_a_lease_that_is_given_back_while_it_is_renewed_is_no_failure(
     autojump_clock: MockClock, new_keeper: NewKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,6 +116,7 @@ async def test_of_two_daemons_with_one_name_the_later_serves(autojump_clock: Moc
         await first.keep_forever()
 
 
+@pytest.mark.both_engines
 @pytest.mark.parametrize("node", ["a", "b"])
 async def test_a_daemon_whose_lease_the_database_has_lost_says_so_and_may_be_started_again(
     autojump_clock: MockClock, new_keeper: NewKeeper, engine: SqliteEngine, node: str
@@ -158,6 +163,7 @@ class StoreClock:
 HOUR_MS = 3_600_000
 
 
+@pytest.mark.both_engines
 async def test_a_clock_of_the_store_that_jumps_forwards_takes_the_lease_from_nobody(
     autojump_clock: MockClock, new_keeper: NewKeeper, engine: SqliteEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,6 +181,7 @@ async def test_a_clock_of_the_store_that_jumps_forwards_takes_the_lease_from_nob
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.both_engines
 async def test_a_clock_of_the_store_that_jumps_back_keeps_the_lease_of_a_node_that_is_gone_no_longer(
     autojump_clock: MockClock, new_keeper: NewKeeper, engine: SqliteEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

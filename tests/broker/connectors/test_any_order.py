@@ -11,6 +11,7 @@ from unittest.mock import patch
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
+import pytest
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,6 +26,9 @@ from tests.factories import ADA_TOKEN, KITCHEN, LIGHT_TYPE, NOW_MS, build_world
 from tests.fakes import BreakableEngine, FakeClock
 from tests.properties import examples
 from tests.stores import MigratedEngine
+
+pytestmark = pytest.mark.slow
+
 
 GRACE_MS: Final = 600_000
 MINUTE_MS: Final = 60_000
@@ -277,6 +281,7 @@ class Story:
         assert numbers == {one["number"] for one in self.cloud.readings if one["at"] == "noon"}
 
 
+@pytest.mark.both_engines
 @settings(max_examples=examples(25))
 @given(STEPS, st.tuples(SECONDS, SECONDS, SECONDS), st.booleans())
 def test_each_reading_is_stored_once_and_none_is_missed(

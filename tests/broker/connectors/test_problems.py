@@ -83,6 +83,7 @@ async def test_problems_are_there_after_a_restart_in_their_order(
     assert again.of(METERS) == []
 
 
+@pytest.mark.both_engines
 async def test_what_could_not_be_saved_is_saved_later(
     services: Services, world: World, problems: Problems, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,6 +22,9 @@ from tests.broker.device_management.devices import VERSION, FakeSession, Fleet, 
 from tests.builders import ServicesOpener, opener_in
 from tests.factories import build_world
 from tests.properties import examples
+
+pytestmark = pytest.mark.slow
+
 
 DEVICES = 3
 EXPIRES_SECONDS = 600

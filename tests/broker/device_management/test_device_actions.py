@@ -26,6 +26,9 @@ from tests.builders import ServicesOpener
 from tests.factories import LIGHT_TYPE, build_world
 from tests.rows import each_row
 
+pytestmark = pytest.mark.slow
+
+
 ON: Mapping[str, Any] = {"name": "setOn", "lwm2m": {"write": "/3311/0/5850", "value": True}}
 LEVEL: Mapping[str, Any] = {
     "name": "setLevel",
@@ -81,6 +84,7 @@ async def shown(fleet: Fleet) -> list[tuple[str, str, str]]:
     return [(one.name, one.state.value, one.text) for one in found]
 
 
+@pytest.mark.both_engines
 async def test_are_written_and_executed_in_their_order(
     fleet: Fleet, session: FakeSession, services: Services, ends: Ends, autojump_clock: MockClock
 ) -> None:
@@ -372,6 +376,7 @@ async def test_that_waited_at_a_stop_go_to_the_next_registration_once(
         assert await shown(await opened_again(services, fleet)) == []
 
 
+@pytest.mark.both_engines
 async def test_that_had_begun_at_a_stop_go_on_behind_it(listening: ServicesOpener, autojump_clock: MockClock) -> None:
     async with listening() as services:
         fleet = await begun(services)
@@ -389,6 +394,7 @@ async def test_that_had_begun_at_a_stop_go_on_behind_it(listening: ServicesOpene
         assert (await shown(fleet))[0][1:] == ("failed", "reboot: The service ended before the device had answered.")
 
 
+@pytest.mark.both_engines
 async def test_that_waited_for_a_former_owner_are_dropped(listening: ServicesOpener, autojump_clock: MockClock) -> None:
     async with listening() as services:
         fleet = await begun(services)

@@ -3,6 +3,8 @@
 import json
 import math
 
+import pytest
+
 from broker.device_management.configuration import ConfigurationChange
 from broker.device_management.sessions import Reading, ResourceValue
 from broker.facts import ManagementConfigured
@@ -76,6 +78,7 @@ async def test_a_change_of_the_periods_is_announced_and_asked_for_again(fleet: F
     assert (asked.is_enabled, asked.pmin, asked.pmax) == (True, 60, 3600)
 
 
+@pytest.mark.both_engines
 async def test_a_removed_device_leaves_nothing(fleet: Fleet) -> None:
     await fleet.register(fleet.devices[0])
     await fleet.task("deviceProperties.device.manufacturer")
@@ -135,6 +138,7 @@ class TestTimes:
         await report(fleet, (None, {LEVEL: 79}))
         assert await leaf(fleet, "device", "batteryLevel") == (79, 0)
 
+    @pytest.mark.both_engines
     async def test_a_message_for_each_time_of_what_the_manifest_has(self, fleet: Fleet, services: Services) -> None:
         type_ = fleet.type.record.key
         manifest = ManifestRecord(type_, 2, json.dumps(KEPT), True, 2)

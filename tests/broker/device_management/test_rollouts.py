@@ -20,6 +20,8 @@ from tests.builders import ServicesOpener
 from tests.factories import build_world
 from tests.properties import examples
 
+pytestmark = pytest.mark.slow
+
 
 async def statuses(fleet: Fleet, task_key: int) -> dict[str, int]:
     return await fleet.services.core.database.read(lambda tx: tx.tasks.counts(task_key))
@@ -56,6 +58,7 @@ async def test_so_many_devices_begin_in_a_minute(services: Services, autojump_cl
     assert await statuses(fleet, task.record.key) == {"PROCESSING": 7}
 
 
+@pytest.mark.both_engines
 async def test_a_clock_that_is_set_back_by_a_year_holds_no_roll_out_up(
     opener: ServicesOpener, autojump_clock: MockClock
 ) -> None:
@@ -74,6 +77,7 @@ async def test_a_clock_that_is_set_back_by_a_year_holds_no_roll_out_up(
         assert await statuses(fleet, task.record.key) == {"PROCESSING": 4}
 
 
+@pytest.mark.both_engines
 async def test_a_device_that_is_away_leaves_its_turn_to_the_next(services: Services, autojump_clock: MockClock) -> None:
     fleet = await Fleet.of(services, 3)
     sessions = [await fleet.register(device) for device in fleet.devices]
@@ -144,6 +148,7 @@ async def test_a_restart_remembers_the_pause(opener: ServicesOpener, autojump_cl
         assert await statuses(fleet, task.record.key) == {"FAILED": 1, "QUEUED": 2}
 
 
+@pytest.mark.both_engines
 async def test_a_thousand_devices_of_which_one_in_twenty_fails_stop_within_one_batch(
     services: Services, autojump_clock: MockClock
 ) -> None:

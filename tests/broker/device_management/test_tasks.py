@@ -17,6 +17,9 @@ from tests.builders import ServicesOpener
 from tests.factories import NOW_MS, build_world
 from tests.rows import each_row
 
+pytestmark = pytest.mark.slow
+
+
 MANUFACTURER = "deviceProperties.device.manufacturer"
 OFFSET = "deviceProperties.device.utcOffset"
 
@@ -115,6 +118,7 @@ async def test_a_device_that_never_registered_fails_at_once(fleet: Fleet, autoju
     assert await fleet.task_status(task) == "COMPLETE"
 
 
+@pytest.mark.both_engines
 async def test_a_device_that_is_away_is_waited_for_until_the_task_expires(
     fleet: Fleet, autojump_clock: MockClock
 ) -> None:
@@ -227,6 +231,7 @@ async def test_the_oldest_device_task_of_a_device_goes_first_and_alone(fleet: Fl
     assert session.done == ["W /3/0/14 a", "W /3/0/14 b", "W /3/0/14 c"]
 
 
+@pytest.mark.both_engines
 async def test_cancelling_what_waits_and_what_is_under_way(services: Services, autojump_clock: MockClock) -> None:
     fleet = await Fleet.of(services, 2)
     waiting, working = fleet.devices
@@ -291,6 +296,7 @@ async def test_a_scheduled_task_can_be_cancelled(fleet: Fleet, autojump_clock: M
     assert await fleet.task_status(task) == "CANCELLED"
 
 
+@pytest.mark.both_engines
 async def test_a_task_without_a_device_is_complete(fleet: Fleet, autojump_clock: MockClock) -> None:
     task = await fleet.task(MANUFACTURER, dids=None, filter="serverProperties.site=nowhere")
     await settle()
@@ -314,6 +320,7 @@ async def test_server_properties_need_no_device(
     assert sets.server == {"site": {"floor": {"value": "3", "ts": NOW_MS}}}
 
 
+@pytest.mark.both_engines
 async def test_a_filter_chooses_the_devices(services: Services, autojump_clock: MockClock) -> None:
     fleet = await Fleet.of(services, 3)
     for device, floor in zip(fleet.devices, ("3", "4", "13"), strict=True):
@@ -346,6 +353,7 @@ async def test_tasks_wait_while_device_properties_are_switched_off(fleet: Fleet,
     assert await fleet.status(task) == "QUEUED"
 
 
+@pytest.mark.both_engines
 async def test_a_failing_device_does_not_fill_the_history(fleet: Fleet, autojump_clock: MockClock) -> None:
     task = None
     for _ in range(60):
@@ -361,6 +369,7 @@ async def test_a_failing_device_does_not_fill_the_history(fleet: Fleet, autojump
     assert max(row.attempts for row in rows) == 60
 
 
+@pytest.mark.both_engines
 async def test_a_restart_goes_on(opener: ServicesOpener, autojump_clock: MockClock) -> None:
     async with opener(clock=mock_time()) as services:
         await build_world(services.core.database, services.core.vault)
@@ -386,6 +395,7 @@ async def test_a_restart_goes_on(opener: ServicesOpener, autojump_clock: MockClo
         assert await fleet.task_status(scheduled) == "COMPLETE"
 
 
+@pytest.mark.both_engines
 async def test_a_node_that_stops_puts_back_what_is_under_way(
     fleet: Fleet, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,6 +100,7 @@ async def test_another_update_is_waited_for(fleet: Fleet, state: int, autojump_c
     assert (await fleet.entry(task)).step == "DOWNLOAD"
 
 
+@pytest.mark.both_engines
 async def test_an_image_that_is_there_already_is_replaced(fleet: Fleet, autojump_clock: MockClock) -> None:
     session = await fleet.register(fleet.devices[0])
     session.values[STATE] = 2
@@ -155,6 +156,7 @@ async def test_a_refusal_to_install_fails(fleet: Fleet, autojump_clock: MockCloc
     assert (await fleet.steps(task))[-1] == "FAILED DEVICE_ERROR"
 
 
+@pytest.mark.both_engines
 async def test_a_deleted_image_fails_before_it_is_offered(fleet: Fleet, autojump_clock: MockClock) -> None:
     await fleet.had_registered()
     task = await fleet.update()
@@ -201,6 +203,7 @@ async def test_the_execute_may_get_no_answer(fleet: Fleet, autojump_clock: MockC
     assert await fleet.status(task) == "SUCCEEDED"
 
 
+@pytest.mark.both_engines
 async def test_nothing_stays_in_memory_of_an_update_whose_device_left(fleet: Fleet, autojump_clock: MockClock) -> None:
     task, session = await offered(fleet, expires_after=60)
     work = fleet.management.registrations.work
@@ -328,6 +331,7 @@ async def test_a_cancelled_update_that_has_begun_has_its_real_outcome(fleet: Fle
     assert (await fleet.steps(task))[-2:] == ["CANCEL_REQUESTED", "SUCCEEDED"]
 
 
+@pytest.mark.both_engines
 async def test_the_owner_accepts(fleet: Fleet, autojump_clock: MockClock) -> None:
     await fleet.register(fleet.devices[0])
     task = await fleet.update(needs_acceptance=True)
@@ -358,6 +362,7 @@ async def test_updates_need_no_device_properties(services: Services, autojump_cl
     await offered(fleet)
 
 
+@pytest.mark.both_engines
 async def test_an_image_of_another_type_or_none_is_refused(fleet: Fleet, autojump_clock: MockClock) -> None:
     with pytest.raises(NotFound):
         await fleet.task("akc.update", "W", update_id="f" * 32)
@@ -370,6 +375,7 @@ async def test_an_image_of_another_type_or_none_is_refused(fleet: Fleet, autojum
         await fleet.task("akc.update", "W", update_id=image.id)
 
 
+@pytest.mark.both_engines
 async def test_the_address_is_gone_a_day_after_the_end(fleet: Fleet, autojump_clock: MockClock) -> None:
     task, session = await offered(fleet)
     address = (await fleet.entry(task)).download or ""

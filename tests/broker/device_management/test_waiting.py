@@ -128,6 +128,7 @@ async def _rolled_out(fleet: Fleet, plan: RolloutPlan) -> Task:
     return task
 
 
+@pytest.mark.both_engines
 @pytest.mark.parametrize(
     ("cause", "sentence"),
     [

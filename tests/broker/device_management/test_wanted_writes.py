@@ -71,6 +71,7 @@ async def test_wait_while_the_device_sleeps_and_the_newest_is_written(
     assert await shown(services, fleet) == {"level": "sent"}
 
 
+@pytest.mark.both_engines
 async def test_a_refusal_is_an_end_with_its_reason(
     fleet: Fleet, session: FakeSession, services: Services, autojump_clock: MockClock
 ) -> None:
@@ -87,6 +88,7 @@ async def test_a_refusal_is_an_end_with_its_reason(
     assert (await shown(services, fleet))["on"] == "sent", "wanted anew"
 
 
+@pytest.mark.both_engines
 async def test_a_device_that_is_lost_gets_it_with_its_next_registration(
     fleet: Fleet, session: FakeSession, services: Services, autojump_clock: MockClock
 ) -> None:

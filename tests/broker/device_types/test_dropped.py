@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,6 +12,9 @@ from broker.device_types.manifest_parser import parse_manifest
 from broker.device_types.normalize import Normalizer
 from broker.errors import BadRequest
 from tests.properties import examples
+
+pytestmark = pytest.mark.slow
+
 
 _MANIFEST = parse_manifest(
     {

@@ -68,6 +68,7 @@ async def test_a_refused_document_changes_nothing(services: Services, kitchen: D
     assert kitchen.manifest.version == 1
 
 
+@pytest.mark.both_engines
 async def test_an_advanced_manifest_waits_for_approval(services: Services, kitchen: Device) -> None:
     assert not (await services.device_types.manifests.upload(LIGHT_TYPE, ADVANCED)).approved
     assert (kitchen.type.record.approved, kitchen.type.record.latest_version) == (False, 1)
@@ -82,6 +83,7 @@ async def test_an_advanced_manifest_waits_for_approval(services: Services, kitch
     assert not (await services.device_types.manifests.approve(LIGHT_TYPE, 2)).is_new
 
 
+@pytest.mark.both_engines
 async def test_a_version_can_be_approved_with_its_upload(services: Services, kitchen: Device) -> None:
     await services.device_types.manifests.upload(LIGHT_TYPE, ADVANCED)
     uploaded = await services.device_types.manifests.upload(LIGHT_TYPE, ADVANCED, approve=True)
@@ -116,6 +118,7 @@ async def test_a_device_that_stays_on_its_version_does_not_transform(services: S
     assert await sent(services, kitchen, b'{"state":true}') == '{"state":true}'
 
 
+@pytest.mark.both_engines
 async def test_a_payload_that_cannot_be_transformed_is_acknowledged_and_logged(
     services: Services, kitchen: Device, fake_clock: FakeClock
 ) -> None:

@@ -81,6 +81,7 @@ async def test_other_rows_of_a_device_are_written_in_its_transaction(services: S
     assert seen == [device.record]
 
 
+@pytest.mark.both_engines
 @pytest.mark.parametrize("ids", [{"vdid": "v"}, {"eid": "e"}])
 async def test_ids_of_vendors_and_connectors_are_taken_until_their_device_is_deleted(
     services: Services, world: World, ids: dict[str, str]

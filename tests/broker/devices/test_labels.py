@@ -60,6 +60,7 @@ async def test_an_imported_device_is_the_importers_until_it_is_claimed(
     assert (await services.devices.labels.claim(second.code, ada)).id == second.id, "the importer may use one, too"
 
 
+@pytest.mark.both_engines
 async def test_a_lost_label_is_made_again_with_a_new_code(services: Services, ada: UserRecord, bob: UserRecord) -> None:
     labels, registry = services.devices.labels, services.devices.registry
     made = await imported(services, ada, FILE.replace("Lamp <1>", "Lamp 1"))
@@ -97,6 +98,7 @@ async def test_of_two_who_claim_at_once_one_gets_the_device(
     assert sorted(outcomes) == ["claimed", "refused"]
 
 
+@pytest.mark.both_engines
 async def test_labels_of_deleted_and_given_devices_say_so(services: Services, ada: UserRecord, bob: UserRecord) -> None:
     first, second = await imported(services, ada, f"name,type\nA,{LIGHT_TYPE}\nB,{LIGHT_TYPE}\n")
     await services.devices.inventory.delete(await services.devices.registry.find(first.id))
@@ -109,6 +111,7 @@ async def test_labels_of_deleted_and_given_devices_say_so(services: Services, ad
         await services.devices.labels.claim(second.code, ada)
 
 
+@pytest.mark.both_engines
 async def test_guessing_is_bounded(services: Services, ada: UserRecord, bob: UserRecord, fake_clock: FakeClock) -> None:
     (one,) = await imported(services, ada, f"name,type\nLamp,{LIGHT_TYPE}\n")
     for number in range(LABEL_MISSES):

@@ -42,6 +42,7 @@ async def fill(services: Services) -> None:
     await services.messages.projector.flush()
 
 
+@pytest.mark.both_engines
 @pytest.mark.parametrize("step_rows", [7, 1_000])
 async def test_removal_deletes_all_rows_of_the_device_and_no_others(
     services: Services, world: World, fake_clock: FakeClock, monkeypatch: pytest.MonkeyPatch, step_rows: int
@@ -78,6 +79,7 @@ async def test_removal_deletes_all_rows_of_the_device_and_no_others(
     assert len(page.messages) == 25
 
 
+@pytest.mark.both_engines
 async def test_a_new_device_is_never_taken_for_one_that_was_removed(
     services: Services, world: World, fake_clock: FakeClock
 ) -> None:
@@ -98,6 +100,7 @@ async def test_a_new_device_is_never_taken_for_one_that_was_removed(
     assert [action.sdid for action in page.messages] == [HALL]
 
 
+@pytest.mark.both_engines
 async def test_a_device_that_was_restored_meanwhile_is_not_removed(
     services: Services, world: World, fake_clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,6 +116,7 @@ async def test_a_device_that_was_restored_meanwhile_is_not_removed(
     assert (await services.core.database.read(lambda tx: left(tx, world.kitchen)))["message"] == 25
 
 
+@pytest.mark.both_engines
 async def test_the_worker_sweeps_every_hour(
     services: Services, world: World, fake_clock: FakeClock, autojump_clock: MockClock
 ) -> None:

@@ -18,6 +18,9 @@ from tests.builders import opener_in
 from tests.factories import BOB_TOKEN, KITCHEN, build_world
 from tests.properties import examples
 
+pytestmark = pytest.mark.slow
+
+
 STEPS = st.lists(st.sampled_from(["offer", "accept", "reject", "stranger", "owner removes", "delete"]), max_size=12)
 
 

@@ -48,6 +48,7 @@ async def mailed_code(services: Services) -> str:
     return found[1]
 
 
+@pytest.mark.both_engines
 @pytest.mark.parametrize("is_there_before", [True, False])
 async def test_an_unverified_account_neither_sees_nor_accepts_a_share(
     services: Services, world: World, is_there_before: bool

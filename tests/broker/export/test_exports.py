@@ -191,6 +191,7 @@ async def test_combinations_of_users_devices_and_types(
     assert found == {f"{id_}-{NOW_MS - ages[0]}.json": [NOW_MS - age for age in ages] for id_, ages in expected.items()}
 
 
+@pytest.mark.both_engines
 async def test_both_dates_are_inclusive_and_the_order_may_be_reversed(
     services: Services, ada: Caller, kitchen: Device, hall: Device
 ) -> None:
@@ -242,6 +243,7 @@ async def test_actions_and_later_messages_are_not_exported(services: Services, a
     assert export.record.total_messages == 1
 
 
+@pytest.mark.both_engines
 @pytest.mark.parametrize(
     ("deleted", "expected"), [([HALL], {f"{ADA}-{START}.json": [START]}), ([HALL, KITCHEN], {f"{ADA}-0.json": []})]
 )
@@ -262,6 +264,7 @@ async def test_a_device_that_is_deleted_meanwhile_is_left_out(
     assert stamps(entries(await archive_of(services, ada, export_id))) == expected
 
 
+@pytest.mark.both_engines
 async def test_an_application_exports_what_it_was_granted(services: Services, ada: Caller, kitchen: Device) -> None:
     application = await services.accounts.tokens.caller(APPLICATION_TOKEN)
     await send(services, (kitchen, START, {"state": True}))
@@ -383,6 +386,7 @@ async def test_a_disk_error_fails_the_export_and_not_the_next_one(
     assert services.export.statistics().failed == 1
 
 
+@pytest.mark.both_engines
 async def test_history_is_newest_first(services: Services, ada: Caller) -> None:
     ids = [await services.export.create(ada, asking(uids=ADA)) for _ in range(3)]
     for export_id in ids:
@@ -434,6 +438,7 @@ async def test_an_export_goes_on_after_a_restart(opener: ServicesOpener, tmp_pat
     assert list(map(len, found.values())) == [small_entries] * 3 + [5]
 
 
+@pytest.mark.both_engines
 async def test_an_export_whose_beginning_is_lost_begins_again(opener: ServicesOpener, tmp_path: Path) -> None:
     async with opener() as services:
         world = await build_world(services.core.database, services.core.vault)

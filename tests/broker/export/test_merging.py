@@ -19,6 +19,9 @@ from storage.transaction import Transaction
 from tests.rows import each_row
 from tests.stores import begin_store, lift_references, storage_of, store_of
 
+pytestmark = pytest.mark.slow
+
+
 DEVICES, ROWS, INDEXED = 100, 2_000, 1_800
 DENSE_MS = Milliseconds(40_000)  # one row in four has this `ts`
 START_MS, END_MS = Milliseconds(1_000), Milliseconds(3_500_000)
@@ -77,6 +80,7 @@ def taken(rows: MergedRows, tx: Transaction, count: int = 250) -> list[MessageRo
     return found
 
 
+@pytest.mark.both_engines
 @each_row("descending", [False, True])
 def test_rows_come_in_one_order_from_any_place_on(tx: Transaction, log: list[MessageRow], descending: bool) -> None:
     every = expected(log, descending=descending)
@@ -102,6 +106,7 @@ def test_a_window_that_cannot_be_read_at_once_is_read_by_device(
     assert calls > 3
 
 
+@pytest.mark.both_engines
 def test_few_statements_read_many_devices_and_few_rows_are_held(
     tx: Transaction, log: list[MessageRow], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,9 @@ from storage.sql import StoreError
 from tests.broker.export.test_exports import ada, archive_of, asking, finished, hall, kitchen, send
 from tests.factories import ADA, HALL, KITCHEN, LIGHT_TYPE, NOW_MS
 
+pytestmark = pytest.mark.slow
+
+
 __all__ = ["ada", "hall", "kitchen"]
 
 EARLY = 1_500_000_000_000

@@ -24,6 +24,8 @@ from storage.records import MessageRow
 from tests.broker.forwarding.conftest import CENTRE, Two
 from tests.factories import BOBS, HALL, KITCHEN, LIGHT_TYPE, NOW_MS
 
+pytestmark = pytest.mark.slow
+
 
 async def devices_of_edge(services: Services) -> list[Any]:
     def read(tx: Any) -> list[Any]:
@@ -49,6 +51,7 @@ async def test_each_message_is_stored_once_whatever_is_lost_on_the_way(two: Two,
     assert device.id != here.id
 
 
+@pytest.mark.both_engines
 async def test_a_message_keeps_its_time_and_its_mid_is_found_again(two: Two, autojump_clock: MockClock) -> None:
     await two.settled()
     await two.send(1, 2, ts=1_700_000_000_000)
@@ -103,6 +106,7 @@ async def test_actions_come_down_once(two: Two, autojump_clock: MockClock) -> No
     assert two.status.actions == 3
 
 
+@pytest.mark.both_engines
 async def test_an_action_of_a_new_device_does_not_wait_for_the_end_of_a_request(
     two: Two, autojump_clock: MockClock
 ) -> None:
@@ -215,6 +219,7 @@ async def test_only_the_devices_of_the_entry_are_forwarded(two: Two, autojump_cl
     assert two.status.behind == 0
 
 
+@pytest.mark.both_engines
 async def test_a_type_that_the_upstream_does_not_know_is_brought_where_it_may_be(
     two: Two, autojump_clock: MockClock
 ) -> None:
@@ -248,6 +253,7 @@ async def test_a_device_that_was_deleted_at_the_upstream_gets_nothing(two: Two, 
     assert two.centre.forwarding.edges.statistics().dropped == 1
 
 
+@pytest.mark.both_engines
 async def test_a_disabled_device_keeps_what_comes_among_its_failed_messages(
     two: Two, autojump_clock: MockClock
 ) -> None:
@@ -308,6 +314,7 @@ async def test_it_goes_on_after_a_restart_and_takes_new_entries(
     assert (stored.gaps, stored.mark) == ((), await two.edge.core.database.read(lambda tx: tx.messages.head()))
 
 
+@pytest.mark.both_engines
 async def test_status_says_how_far_behind_it_is_and_when_retention_begins(two: Two, autojump_clock: MockClock) -> None:
     two.edge.forwarding.forwarding._forwarders["centre"]._retention_days = 2
     await two.settled()
@@ -327,6 +334,7 @@ def hostile(store: str, **members: Any) -> Batch:
     return Batch(store, "b" * 32, "", 0, 1, (replace(message, **members),), {"d1": device})
 
 
+@pytest.mark.both_engines
 async def test_a_mid_that_no_store_has_harms_nobody_else(two: Two, autojump_clock: MockClock) -> None:
     """What fails in the commit of a batch would take the messages of everybody with it."""
     edges, ingest = two.centre.forwarding.edges, two.centre.messages.ingest

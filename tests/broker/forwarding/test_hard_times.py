@@ -17,6 +17,8 @@ from tests.broker.forwarding.conftest import CENTRE, Two
 from tests.broker.forwarding.test_forwarding import devices_of_edge
 from tests.factories import KITCHEN, NOW_MS
 
+pytestmark = pytest.mark.slow
+
 
 async def test_an_upstream_that_is_slow_for_hours_gets_each_message_once(two: Two, autojump_clock: MockClock) -> None:
     await two.settled()

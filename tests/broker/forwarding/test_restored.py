@@ -14,6 +14,9 @@ from storage.keys import Milliseconds, Position
 from tests.broker.forwarding.conftest import CENTRE, Two
 from tests.broker.forwarding.test_forwarding import devices_of_edge
 
+pytestmark = pytest.mark.slow
+
+
 COPIED = "Two copies of this store send, or a backup was restored"
 
 
@@ -27,6 +30,7 @@ async def restore_upstream(two: Two, edge: EdgeRecord, head: int) -> None:
     await two.centre.core.database.write(work)
 
 
+@pytest.mark.both_engines
 @pytest.mark.parametrize("order", ["oldest", "newest"])
 @pytest.mark.parametrize("forward", [replace(CENTRE, begin="start")])
 async def test_a_restored_upstream_gets_what_it_lacks_once(

@@ -20,6 +20,8 @@ from storage.transaction import Transaction
 from tests.broker.forwarding.conftest import Two
 from tests.factories import LIGHT_MANIFEST
 
+pytestmark = pytest.mark.slow
+
 
 def _pad(values: Mapping[str, Any], tx: Transaction) -> None:
     tx.connection.execute("UPDATE manifest SET document = :text WHERE device_type = :type", values)
@@ -64,6 +66,7 @@ async def bring_types(two: Two) -> None:
     await two.settled()
 
 
+@pytest.mark.both_engines
 async def test_many_manifests_come_in_several_requests(two: Two, autojump_clock: MockClock) -> None:
     sizes = {f"acme.t{number}": 400_000 for number in range(3)}
     await bring_types(two)
@@ -76,6 +79,7 @@ async def test_many_manifests_come_in_several_requests(two: Two, autojump_clock:
     assert (two.status.problem, two.status.state) == ("", "sends")
 
 
+@pytest.mark.both_engines
 async def test_a_manifest_that_is_too_large_alone_does_not_stop_the_rest(two: Two, autojump_clock: MockClock) -> None:
     await bring_types(two)
     small, large = await make_devices(two, {"acme.small": 1_000, "acme.large": FORWARD_BODY_BYTES})

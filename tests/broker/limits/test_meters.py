@@ -266,6 +266,7 @@ async def test_an_idle_meter_is_dropped_and_its_day_is_kept(run: Run, fake_clock
     assert run.meter(caller=devices[49]).standing().remaining.day == 99_999
 
 
+@pytest.mark.both_engines
 async def test_a_connection_keeps_its_meter_while_the_meter_is_idle(run: Run, fake_clock: FakeClock) -> None:
     held = run.meter(Channel.COAP)
     held.count()

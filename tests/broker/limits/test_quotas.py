@@ -100,6 +100,7 @@ def test_a_unit_is_every_started_1024_bytes(size: int, units: int) -> None:
     assert units_of(size) == units
 
 
+@pytest.mark.both_engines
 async def test_accepted_messages_and_actions_count(services: Services, kitchen: Device, hall: Device) -> None:
     await allow(services, 100_000)
     services.messages.ingest.submit(kitchen, MESSAGE)
@@ -244,6 +245,7 @@ async def test_a_delivery_without_quota_is_dropped(services: Services, kitchen: 
     assert services.routing.connections.statistics().actions_dropped == 1
 
 
+@pytest.mark.both_engines
 async def test_wanted_values_are_charged_and_so_is_what_the_device_is_given(
     services: Services, kitchen: Device, world: World
 ) -> None:

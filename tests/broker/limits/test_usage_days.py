@@ -1,5 +1,7 @@
 """Daily usage of an organization (reference 27.21)."""
 
+import pytest
+
 from broker.cluster.leases import Lease, LeaseName
 from broker.limits.usage_days import KEPT_DAYS, UsageDays
 from broker.services import Services
@@ -11,6 +13,7 @@ DAY_MS = 86_400_000
 ACME = OrganizationKey(1)
 
 
+@pytest.mark.both_engines
 async def test_a_day_is_what_was_used_since_the_day_before(
     services: Services, world: World, fake_clock: FakeClock
 ) -> None:

@@ -39,6 +39,9 @@ from tests.rows import each_row
 from tests.stores import MigratedEngine
 from tests.wording import INVALID
 
+pytestmark = pytest.mark.slow
+
+
 LONGEST = {
     Interval.MINUTE: HOUR_MS,
     Interval.TEN_MINUTES: DAY_MS,
@@ -186,6 +189,7 @@ async def test_presence_of_a_group_is_that_of_any_field_in_it(services: Services
         await services.messages.projector.flush()
 
 
+@pytest.mark.both_engines
 @pytest.mark.parametrize("is_folded", [True, False])
 async def test_presence_of_devices_is_that_of_any_of_them(
     services: Services, kitchen: Device, hall: Device, is_folded: bool
@@ -225,6 +229,7 @@ async def test_numbers_at_the_limits_of_a_double_do_not_stop_the_projections(
 # Refusals
 
 
+@pytest.mark.both_engines
 @each_row("interval", Interval)
 async def test_ranges_have_limits(services: Services, kitchen: Device, interval: Interval) -> None:
     start = NOW_MS - 20 * YEAR_MS

@@ -15,6 +15,8 @@ from tests.damaged_pages import damage, leaves
 from tests.factories import NOW_MS, World
 from tests.fakes import FakeClock
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,6 +64,7 @@ def found(device: Device, tx: Transaction) -> list[list[Position]]:
     ]
 
 
+@pytest.mark.both_engines
 async def test_a_device_that_sends_once_a_minute_has_few_entries(
     services: Services, world: World, fake_clock: FakeClock
 ) -> None:
@@ -81,6 +84,7 @@ async def test_a_device_that_sends_once_a_minute_has_few_entries(
     assert (await database.read(entries))["message_entry"] == [100, 100, 50, 3, 2]
 
 
+@pytest.mark.both_engines
 async def test_an_entry_lasts_a_day_at_most_and_has_rising_times(
     services: Services, world: World, fake_clock: FakeClock
 ) -> None:
@@ -95,6 +99,7 @@ async def test_an_entry_lasts_a_day_at_most_and_has_rising_times(
     assert await database.read(lambda tx: found(kitchen, tx)) == before
 
 
+@pytest.mark.both_engines
 async def test_many_small_steps_leave_nothing_out(
     services: Services, world: World, fake_clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,6 +127,7 @@ async def test_entries_on_a_damaged_page_stay(
     assert [row["number"] for row in left] == [90]
 
 
+@pytest.mark.both_engines
 async def test_entries_that_went_meanwhile_do_not_come_back(
     services: Services, world: World, fake_clock: FakeClock
 ) -> None:

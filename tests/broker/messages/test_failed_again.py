@@ -53,6 +53,7 @@ async def reading(services: Services) -> FailedReading | None:
     return (await services.device_types.manifests.failures(LIGHT_TYPE, limit=1)).reading
 
 
+@pytest.mark.both_engines
 async def test_what_fits_the_new_version_is_a_message_with_its_own_time(
     services: Services, kitchen: Device, hall: Device, fake_clock: FakeClock
 ) -> None:
@@ -129,6 +130,7 @@ async def test_older_ones_and_those_of_disabled_devices_stay(
     assert [row[4] for row in await stored(services)] == ['{"celsius":2}']
 
 
+@pytest.mark.both_engines
 async def test_bytes_are_read_as_they_came(services: Services, kitchen: Device) -> None:
     await upload(services, BINARY)
     services.messages.ingest.submit(kitchen, b"\x00\xff\x07", 5)

@@ -144,6 +144,7 @@ async def test_a_search_returns_messages_of_the_given_devices_only(
     assert [message.sdid for message in (await page(services, [hall])).messages] == [hall.id]
 
 
+@pytest.mark.both_engines
 async def test_a_device_that_is_named_twice_counts_once(services: Services, kitchen: Device, hall: Device) -> None:
     await send(services, (kitchen, 1), (hall, 2))
     twice = [kitchen, hall, kitchen]
@@ -151,6 +152,7 @@ async def test_a_device_that_is_named_twice_counts_once(services: Services, kitc
     assert [message.ts for message in await services.messages.history.latest(twice, count=9)] == [2, 1]
 
 
+@pytest.mark.both_engines
 async def test_a_full_last_page_has_no_next(services: Services, kitchen: Device) -> None:
     await send(services, *((kitchen, ts) for ts in range(4)))
     first = await page(services, [kitchen], count=2)
@@ -175,6 +177,7 @@ async def test_a_page_whose_messages_were_deleted_is_empty_and_the_last(services
     assert await page(services, [kitchen], count=2, cursor=first.next or "") == MessagePage((), None, None)
 
 
+@pytest.mark.both_engines
 async def test_prev_is_absent_when_the_messages_before_were_deleted(services: Services, kitchen: Device) -> None:
     await send(services, *((kitchen, ts) for ts in range(4)))
     first = await page(services, [kitchen], count=2)
@@ -184,6 +187,7 @@ async def test_prev_is_absent_when_the_messages_before_were_deleted(services: Se
     assert second.prev is None
 
 
+@pytest.mark.both_engines
 async def test_a_search_takes_more_devices_than_one_statement(services: Services, world: World) -> None:
     def add_devices(tx: Transaction) -> list[int]:
         return [
@@ -280,6 +284,7 @@ def test_walking_to_the_end_and_back_gives_every_message_once_and_in_order(
     run_with_devices(walk)
 
 
+@pytest.mark.both_engines
 @settings(max_examples=examples(20), deadline=None)
 @given(
     st.lists(sent, min_size=1, max_size=12),
@@ -312,6 +317,7 @@ def test_messages_that_come_meanwhile_shift_and_repeat_nothing(
 _INTENSE = FieldMatch("intensity")
 
 
+@pytest.mark.both_engines
 @settings(max_examples=examples(30), deadline=None)
 @given(
     st.lists(st.tuples(sent, st.booleans()), max_size=25),
@@ -357,6 +363,7 @@ def test_pages_with_conditions_give_every_message_once_in_both_directions(
         run_with_devices(walk)
 
 
+@pytest.mark.both_engines
 async def test_a_page_may_be_empty_and_say_where_the_search_goes_on(
     services: Services, kitchen: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -407,6 +414,7 @@ async def test_searches_with_conditions_of_one_user_follow_each_other(
     assert most == {"eve": 2, "ada": 1}
 
 
+@pytest.mark.both_engines
 async def test_latest_with_a_field_looks_at_so_many_of_the_newest_messages(
     services: Services, kitchen: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -479,6 +487,7 @@ async def test_latest_goes_by_arrival_whatever_ts_says(services: Services, kitch
     assert await services.messages.history.latest([], count=3) == ()
 
 
+@pytest.mark.both_engines
 async def test_latest_finds_devices_that_sent_long_ago(services: Services, kitchen: Device, hall: Device) -> None:
     rows = [
         *(
@@ -502,6 +511,7 @@ async def test_latest_finds_devices_that_sent_long_ago(services: Services, kitch
     assert await latest(1, "state") == [2]
 
 
+@pytest.mark.both_engines
 async def test_latest_with_a_field_takes_only_messages_that_contain_it(services: Services, kitchen: Device) -> None:
     sent_data: list[Mapping[str, object]] = [
         {"intensity": 1},

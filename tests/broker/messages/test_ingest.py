@@ -249,6 +249,7 @@ async def test_a_message_that_normalisation_leaves_empty_has_a_position_and_is_n
     assert services.messages.ingest.statistics() == IngestStatistics(messages=1, failed_messages=1, actions=0)
 
 
+@pytest.mark.both_engines
 async def test_a_device_type_without_manifest_takes_messages_that_all_fail(services: Services, world: World) -> None:
     await services.core.database.write(lambda tx: tx.connection.execute("DELETE FROM manifest"))
     kitchen = await services.devices.registry.get(world.kitchen)
@@ -321,6 +322,7 @@ async def test_a_clock_that_was_set_back_while_no_daemon_ran(
 # Actions
 
 
+@pytest.mark.both_engines
 async def test_an_action_is_stored_and_published_with_everything_its_receivers_need(
     services: Services, kitchen: Device, hall: Device
 ) -> None:
@@ -382,6 +384,7 @@ def actions(count: int) -> bytes:
     return json.dumps({"actions": [{"name": "a"}] * count}).encode()
 
 
+@pytest.mark.both_engines
 async def test_twenty_actions_are_accepted(services: Services, kitchen: Device) -> None:
     position = at(services.messages.ingest.submit_action(kitchen, kitchen, actions(20)))
     await services.messages.ingest.wait_committed()
@@ -483,6 +486,7 @@ async def test_no_sender_is_answered_before_the_commit(services: Services, kitch
     assert heard == ["stored 2", "told None", "told None", "action", "told None"]
 
 
+@pytest.mark.both_engines
 @pytest.mark.usefixtures("positions_jump")
 async def test_rows_have_their_positions_behind_the_commit(services: Services, kitchen: Device) -> None:
     """A ticket is none: others take positions, and a commit that fails gives none."""

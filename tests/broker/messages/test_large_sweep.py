@@ -23,6 +23,9 @@ from tests.properties import in_ci
 from tests.sizes.store import DAYS, fill_log
 from tests.stores import make_store
 
+pytestmark = pytest.mark.slow
+
+
 NOW_MS: Final = 1_760_000_000_000
 MESSAGES: Final = 400_000
 SECONDS: Final = 1.2

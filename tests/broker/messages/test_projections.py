@@ -303,6 +303,7 @@ async def test_what_a_read_added_is_written_and_counts_once_after_a_crash(
             await services.messages.projector.flush()
 
 
+@pytest.mark.both_engines
 async def test_a_read_of_a_device_whose_folds_are_not_in_memory_counts_every_row_once(
     held: Services, runner: HeldRunner
 ) -> None:
@@ -620,6 +621,7 @@ async def test_rows_that_a_read_failed_to_add_are_not_lost(
     assert await count_and_sum(services, kitchen) == (3, 6)
 
 
+@pytest.mark.both_engines
 async def test_a_field_that_is_new_in_a_write_that_met_damage_keeps_its_name(
     opener: ServicesOpener, monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock
 ) -> None:
@@ -674,6 +676,7 @@ async def test_devices_that_are_read_beside_a_damaged_one_do_not_add_to_the_tall
     assert projector._tally.fields == sum(folds._size for folds in projector._folds.values())
 
 
+@pytest.mark.both_engines
 async def test_a_row_that_cannot_be_decoded_is_left_out_alone(
     opener: ServicesOpener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -865,6 +868,7 @@ async def test_index_entries_whose_write_failed_are_made_of_the_log(
         assert await found_in_search(services, kitchen) == [1, 2]
 
 
+@pytest.mark.both_engines
 async def test_rows_that_are_added_again_have_one_index_entry(
     services: Services, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -934,6 +938,7 @@ async def test_a_stop_does_not_wait_for_what_can_be_written_later(
             assert await count_and_sum(services, device) == (10, 45)
 
 
+@pytest.mark.both_engines
 async def test_a_store_of_a_version_that_wrote_every_bucket_at_once_goes_on(opener: ServicesOpener) -> None:
     ts = NOW_MS - HOUR_MS
     async with opener() as services:
@@ -1019,6 +1024,7 @@ def as_before(tx: Transaction, device: Device) -> None:
     tx.connection.execute("UPDATE snapshot SET position = 0, open = NULL")
 
 
+@pytest.mark.both_engines
 async def test_what_a_removed_device_left_in_memory_is_not_written(services: Services, world: World) -> None:
     kitchen, hall, _ = await all_lights(services)
     await send(services, kitchen, 1)

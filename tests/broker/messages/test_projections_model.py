@@ -40,6 +40,9 @@ from tests.fakes import BreakableEngine, OnTheLoop
 from tests.properties import examples
 from tests.stores import MigratedEngine
 
+pytestmark = pytest.mark.slow
+
+
 T = TypeVar("T")
 
 LIGHTS: Final = ("11" * 16, "12" * 16, "13" * 16)
@@ -332,6 +335,7 @@ async def play(chance: random.Random, folder: Path, patch: pytest.MonkeyPatch) -
         await model.check_all()
 
 
+@pytest.mark.both_engines
 @tries(max_examples=examples(20), phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(st.integers(0, 2**32))
 def test_a_read_finds_each_acknowledged_message_once(seed: int) -> None:

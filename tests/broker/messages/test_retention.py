@@ -156,6 +156,7 @@ async def test_nothing_is_deleted_without_a_retention(fleet: Fleet) -> None:
     assert await fleet.left() == sent
 
 
+@pytest.mark.both_engines
 async def test_older_rows_are_deleted_and_the_others_stay(fleet: Fleet) -> None:
     retention = fleet.retention(30)
     old = await fleet.send(fleet.light, fleet.sensor)
@@ -174,6 +175,7 @@ async def test_older_rows_are_deleted_and_the_others_stay(fleet: Fleet) -> None:
     assert await fleet.left() == []
 
 
+@pytest.mark.both_engines
 async def test_a_device_type_has_a_retention_of_its_own(fleet: Fleet) -> None:
     retention = fleet.retention(30)
     await fleet.keep_sensors(2)
@@ -185,6 +187,7 @@ async def test_a_device_type_has_a_retention_of_its_own(fleet: Fleet) -> None:
     assert retention.statistics().types_with_own_days == 1
 
 
+@pytest.mark.both_engines
 async def test_a_type_may_be_kept_for_ever(fleet: Fleet) -> None:
     retention = fleet.retention(1)
     await fleet.keep_sensors(0)
@@ -194,6 +197,7 @@ async def test_a_type_may_be_kept_for_ever(fleet: Fleet) -> None:
     assert await fleet.left() == [sensor]
 
 
+@pytest.mark.both_engines
 async def test_a_shorter_retention_deletes_rows_that_were_kept_before(fleet: Fleet) -> None:
     retention = fleet.retention(10)
     await fleet.keep_sensors(100)
@@ -206,6 +210,7 @@ async def test_a_shorter_retention_deletes_rows_that_were_kept_before(fleet: Fle
     assert await fleet.left() == []
 
 
+@pytest.mark.both_engines
 async def test_failed_messages_are_kept_for_seven_days(fleet: Fleet) -> None:
     retention = fleet.retention(0)
     await fleet.send(fleet.light, failing=True)
@@ -243,6 +248,7 @@ async def test_analytics_and_snapshots_outlive_messages(fleet: Fleet) -> None:
     assert found.aggregate.count == 1
 
 
+@pytest.mark.both_engines
 async def test_minute_rollups_are_deleted_before_hours_and_days(fleet: Fleet) -> None:
     retention = fleet.retention(30)
     await fleet.send(fleet.light)
@@ -261,6 +267,7 @@ async def test_minute_rollups_are_deleted_before_hours_and_days(fleet: Fleet) ->
     assert retention.statistics().deleted_rollups == 6  # every message and `intensity`, on three levels
 
 
+@pytest.mark.both_engines
 async def test_each_level_of_rollups_has_days_of_its_own(fleet: Fleet) -> None:
     """Also where messages are kept for ever, and until the day is over, not longer."""
     retention = fleet.retention(0, RollupDays(minutes=10, hours=20))
@@ -368,6 +375,7 @@ async def test_disk_use_is_estimated(fleet: Fleet) -> None:
     assert found.index_bytes > 0
 
 
+@pytest.mark.both_engines
 async def test_the_sweep_runs_every_ten_minutes(services: Services, fleet: Fleet, autojump_clock: MockClock) -> None:
     await fleet.send(fleet.light, failing=True)
     fleet.clock.advance(8 * DAY_MS)
@@ -398,6 +406,7 @@ async def test_many_steps_delete_exactly_what_is_older(many: Fleet) -> None:
     assert await many.left() == list(range(5_001, 7_000, 2))
 
 
+@pytest.mark.both_engines
 async def test_nothing_is_deleted_from_the_first_row_on_that_is_young_enough(fleet: Fleet) -> None:
     """A later row may have an older `cts`, because the clock was set back between them."""
     for fleet.clock.now in (DAY_MS, 5 * DAY_MS, 2 * DAY_MS, 6 * DAY_MS):

@@ -37,6 +37,9 @@ from tests.properties import examples
 from tests.stores import MigratedEngine
 from tests.tickets import at
 
+pytestmark = pytest.mark.slow
+
+
 DAY_MS = 86_400_000
 ON = b'{"state":true}'
 PLAIN, TRANSFORMED = LIGHT_MANIFEST, {**LIGHT_MANIFEST, "transform": {"format": "csv", "columns": ["intensity"]}}

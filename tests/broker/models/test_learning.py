@@ -14,6 +14,9 @@ from tests.broker.models.worlds import MINUTE_MS, learned
 from tests.factories import NOW_MS
 from tests.properties import examples, in_ci
 
+pytestmark = pytest.mark.slow
+
+
 if TYPE_CHECKING:
     from broker.models.learning import Sample
 

@@ -157,6 +157,7 @@ async def test_history_is_that_of_30_days_and_of_the_field(
     assert {name: len(values) for name, values in job.series.items()} == {INPUT: 60}
 
 
+@pytest.mark.both_engines
 async def test_a_long_history_is_read_in_pages_up_to_a_number(
     services: Services, ada: Caller, learner: TaughtLearner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,6 +197,7 @@ async def test_a_training_that_a_wrong_clock_put_off_is_due(
     assert (await stored(services, made.record.id)).next_training_on == next_training(NOW_MS)
 
 
+@pytest.mark.both_engines
 async def test_a_training_that_a_stop_ended_is_begun_again_and_what_was_learned_stays(
     opener: ServicesOpener, learner: TaughtLearner
 ) -> None:
@@ -217,6 +219,7 @@ async def test_a_training_that_a_stop_ended_is_begun_again_and_what_was_learned_
     assert len(learner.jobs) == 2
 
 
+@pytest.mark.both_engines
 async def test_a_model_of_a_deleted_device_answers_no_more(services: Services, ada: Caller) -> None:
     made = await ready(services, ada)
     await services.devices.inventory.delete(await services.devices.registry.find(KITCHEN))
@@ -260,6 +263,7 @@ async def test_a_change_of_shares_that_takes_nothing_away_leaves_a_model_ready(
     assert (await stored(services, made.record.id)).status == ModelStatus.READY
 
 
+@pytest.mark.both_engines
 async def test_a_model_that_is_deleted_in_its_training_does_not_come_back(
     services: Services, ada: Caller, learner: TaughtLearner
 ) -> None:
@@ -298,6 +302,7 @@ def create(services: Services, world: World, rule: RuleKey, wanted: Sequence[Rul
 
 
 class TestModelsOfRules:
+    @pytest.mark.both_engines
     @pytest.mark.parametrize(
         ("kind", "outputs"), [(ModelType.PREDICTION, (7.5, 1.0)), (ModelType.ANOMALY, (True, False))]
     )

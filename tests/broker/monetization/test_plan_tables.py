@@ -28,6 +28,7 @@ async def terms(services: Services, world: World) -> list[tuple[int, str, list[t
     return await services.core.database.read(work)
 
 
+@pytest.mark.both_engines
 async def test_a_plan_is_approved_at_once_and_repeating_it_changes_nothing(services: Services, world: World) -> None:
     assert await provision(services) == (1, 0, 0)
     assert await provision(services) == (0, 0, 1)
@@ -40,6 +41,7 @@ async def test_other_terms_are_the_next_version(services: Services, world: World
     assert [(version, tiers[1][1]) for version, _, tiers in await terms(services, world)] == [(2, "4.99"), (1, "2.99")]
 
 
+@pytest.mark.both_engines
 async def test_another_spelling_of_the_same_price_is_the_same_plan(services: Services, world: World) -> None:
     await provision(services, paid_cost="3.00")
     assert await provision(services, paid_cost="3") == (0, 0, 1)
@@ -72,6 +74,7 @@ async def test_findings_name_the_wrong_member(
     assert await terms(services, world) == []
 
 
+@pytest.mark.both_engines
 async def test_two_plans_for_one_type_are_refused(services: Services, world: World) -> None:
     with pytest.raises(ValidationFailed):
         await services.provisioning.apply({"plans": [PLAN, PLAN | {"device_type": LIGHT_TYPE}]})

@@ -17,9 +17,13 @@ from tests.broker.my_data.test_erasures import START, counted, erased, expected,
 from tests.broker.my_data.test_imports import brought, counts
 from tests.factories import ADA
 
+pytestmark = pytest.mark.slow
+
+
 __all__ = ["ada", "hall", "kitchen"]
 
 
+@pytest.mark.both_engines
 @pytest.mark.parametrize("seed", range(2))
 async def test_rollups_say_what_the_messages_say(
     services: Services, ada: Caller, kitchen: Device, monkeypatch: pytest.MonkeyPatch, seed: int

@@ -32,6 +32,9 @@ from tests.broker.export.test_exports import ada, asking, finished, hall, kitche
 from tests.factories import BOB_TOKEN, BOBS, KITCHEN, NOW_MS
 from tests.properties import examples
 
+pytestmark = pytest.mark.slow
+
+
 __all__ = ["ada", "hall", "kitchen"]
 
 START = NOW_MS - 3 * DAY_MS
@@ -142,6 +145,7 @@ async def test_what_is_left_is_counted_as_if_the_others_had_never_come(
     assert (rounded(buckets), fields) == (rounded(expected(rows)[0]), expected(rows)[1])
 
 
+@pytest.mark.both_engines
 async def test_a_device_that_goes_on_sending_is_counted_to_its_last_message(
     services: Services, ada: Caller, kitchen: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,6 +218,7 @@ async def test_a_recount_is_in_small_steps_between_which_others_commit(
     assert (rounded(after[0]), after[1]) == (rounded(before[0]), before[1])
 
 
+@pytest.mark.both_engines
 async def test_a_small_deletion_ends_while_a_large_one_of_another_user_goes_on(
     services: Services, ada: Caller, kitchen: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,6 +235,7 @@ async def test_a_small_deletion_ends_while_a_large_one_of_another_user_goes_on(
     assert (goes_on.deleted, goes_on.ended_on) == (1, None)
 
 
+@pytest.mark.both_engines
 async def test_failed_messages_go_and_exports_end_and_the_audit_log_knows(
     services: Services, ada: Caller, kitchen: Device
 ) -> None:
@@ -248,6 +254,7 @@ async def test_failed_messages_go_and_exports_end_and_the_audit_log_knows(
     assert (entry.object, entry.details["startDate"]) == (f"device {KITCHEN}", START)
 
 
+@pytest.mark.both_engines
 async def test_another_user_sees_no_deletion(services: Services, ada: Caller, kitchen: Device) -> None:
     record = await erased(services, ada, kitchen, 0, 1)
     bob = await services.accounts.tokens.caller("32" * 16)

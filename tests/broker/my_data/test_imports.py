@@ -68,6 +68,7 @@ async def stored(services: Services, *devices: Device) -> list[tuple[int, Any]]:
     return [(row.ts, msgspec.json.decode(row.data)) for row in rows]
 
 
+@pytest.mark.both_engines
 async def test_an_export_comes_back_and_only_once(
     services: Services, ada: Caller, kitchen: Device, hall: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,6 +134,7 @@ async def test_wrong_lines_are_named_and_the_others_are_taken(
     ]
 
 
+@pytest.mark.both_engines
 @each_row(
     ("content", "finding"),
     [
@@ -163,6 +165,7 @@ async def test_nothing_of_a_file_with_a_wrong_header_is_taken(
     assert await services.my_data.imports.latest(ada) == []
 
 
+@pytest.mark.both_engines
 async def test_a_file_for_one_device(services: Services, ada: Caller, kitchen: Device, hall: Device) -> None:
     record = await brought(services, ada, f"time,text\n{TIME},a\n{TIME},a\n", hall)
     assert counts(record) == (1, 1, 0)

@@ -66,6 +66,7 @@ async def test_a_certificate_of_a_former_authority_is_refused(
     assert refused(services, board, issued.shown)
 
 
+@pytest.mark.both_engines
 async def test_a_revoked_device_is_refused(services: Services, board: Device, issued: Issued) -> None:
     await services.registration.registrations.revoke(board)
     assert refused(services, board, issued.shown)

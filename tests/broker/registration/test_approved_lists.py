@@ -108,6 +108,7 @@ def test_files_that_are_refused(content: bytes) -> None:
 # Uploads
 
 
+@pytest.mark.both_engines
 async def test_every_row_has_its_result(lists: ApprovedLists, meters: DeviceType) -> None:
     rows = ["ok-1", "not ok", "ok_2", "ok-1", "x" * 64, "x" * 65, "ü", "a,b", "\x00", "-", '""']
     done = await upload(lists, meters, rows)
@@ -151,6 +152,7 @@ async def test_ten_thousand_rows_are_taken_in_few_statements(
     assert sum("INTO approved_list_entry" in one for one in statements) == 50
 
 
+@pytest.mark.both_engines
 async def test_a_row_that_comes_twice_is_taken_once(lists: ApprovedLists, meters: DeviceType) -> None:
     assert (await upload(lists, meters, ["meter-1"])).succeeded == 1
     done = await upload(lists, meters, ["meter-2", "no vdid", "meter-1", "meter-2", "meter-3"])
@@ -207,6 +209,7 @@ async def test_uploads_that_wait_are_bounded(services: Services, meters: DeviceT
         await idle.upload(meters, b"vdid\n")
 
 
+@pytest.mark.both_engines
 async def test_the_lists_of_all_types_of_an_organization_are_bounded(
     services: Services, lists: ApprovedLists, meters: DeviceType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -353,6 +356,7 @@ async def test_findings_name_missing_and_unreadable_members(
     assert [finding.field for finding in refusal.value.findings] == fields
 
 
+@pytest.mark.both_engines
 async def test_signatures_of_removed_and_expired_certificates_are_refused(
     services: Services, world: World, lists: ApprovedLists, meters: DeviceType
 ) -> None:
@@ -383,6 +387,7 @@ async def test_a_list_that_is_enabled_before_the_commit_counts(
     assert not await services.core.database.read(lambda tx: tx.approved_lists.has_devices(meters.key))
 
 
+@pytest.mark.both_engines
 async def test_deleting_an_entry_does_not_change_its_device(
     services: Services, world: World, lists: ApprovedLists, meters: DeviceType, vendor: Issued
 ) -> None:

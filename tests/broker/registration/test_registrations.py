@@ -411,6 +411,7 @@ async def test_a_device_that_was_deleted_before_its_completion_is_not_registered
         await steps.complete(begun)
 
 
+@pytest.mark.both_engines
 async def test_a_registration_that_the_former_owner_began_ends_with_a_transfer(
     services: Services, secure: World, steps: Steps
 ) -> None:

@@ -68,6 +68,7 @@ async def connected(services: Services, device: Device) -> bool:
     return bool(await services.core.database.read(lambda tx: tx.device_connections.connected([device.key])))
 
 
+@pytest.mark.both_engines
 async def test_one_whose_end_is_not_stored_is_ended_again(
     services: Services, claims: ConnectionClaims, kitchen: Device
 ) -> None:
@@ -87,6 +88,7 @@ async def test_one_whose_end_is_not_stored_is_ended_again(
     assert told == ["online", "offline"]
 
 
+@pytest.mark.both_engines
 async def test_one_whose_work_a_permission_has_ended_is_told_so(
     services: Services, claims: ConnectionClaims, kitchen: Device
 ) -> None:

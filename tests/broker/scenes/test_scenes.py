@@ -103,6 +103,7 @@ async def test_a_scene_that_became_invalid_while_the_daemon_was_off_is_found_so(
             await services.scenes.scenes.activate(found)
 
 
+@pytest.mark.both_engines
 async def test_an_action_that_its_manifest_lost_makes_a_scene_invalid(
     services: Services, world: World, ada: Caller
 ) -> None:
@@ -115,6 +116,7 @@ async def test_an_action_that_its_manifest_lost_makes_a_scene_invalid(
     assert found.findings == (Finding("actions.0.action", ('Action "setOn" does not exist',)),)
 
 
+@pytest.mark.both_engines
 async def test_a_change_meanwhile_is_not_marked_for_what_it_replaced(services: Services, ada: Caller) -> None:
     scene = await make(services, ada, ON)
     await services.scenes.scenes.change(ada, scene, {"actions": [EVERY]})
@@ -122,6 +124,7 @@ async def test_a_change_meanwhile_is_not_marked_for_what_it_replaced(services: S
     assert (await stored(services, scene)).invalidated_on is None
 
 
+@pytest.mark.both_engines
 async def test_an_activation_has_at_most_1000_messages(
     services: Services, ada: Caller, sent: list[Action], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +161,7 @@ def entry(**members: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.both_engines
 async def test_a_provisioned_scene_stands_for_the_one_with_its_name(services: Services, ada: Caller) -> None:
     counts = []
     for document in (entry(), entry(), entry(description="Dark"), entry(), entry(actions=[EVERY]), entry(name="Day")):

@@ -27,6 +27,8 @@ from tests.factories import ADA, BOBS, DASHBOARD, HALL, KITCHEN, World, allow, b
 from tests.fakes import FakeClock
 from tests.mail_queue import waiting_mails
 
+pytestmark = pytest.mark.slow
+
 
 def of(callbacks: FakeCallbacks, name: str) -> list[int]:
     """The positions that the callback with this last part of its address got."""
@@ -57,6 +59,7 @@ def pending(services: Services) -> int:
     return services.subscriptions.deliveries.statistics().pending
 
 
+@pytest.mark.both_engines
 async def test_a_notification_names_its_subscription_and_carries_its_messages(
     services: Services, world: World, callbacks: FakeCallbacks
 ) -> None:
@@ -141,6 +144,7 @@ async def test_a_callback_that_hangs_delays_its_own_later_messages_by_a_second_a
     hanging.set()
 
 
+@pytest.mark.both_engines
 async def test_a_failed_notification_is_sent_again_with_its_id_until_the_eighth_failure(
     services: Services, world: World, callbacks: FakeCallbacks, fake_clock: FakeClock
 ) -> None:
@@ -201,6 +205,7 @@ async def test_a_failing_notification_holds_back_no_later_one(
     assert not set(refused) & set(positions(callbacks.received))
 
 
+@pytest.mark.both_engines
 async def test_a_subscription_with_very_many_due_notifications_is_read_a_few_at_a_time_and_holds_up_no_other(
     services: Services, world: World, callbacks: FakeCallbacks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,6 +249,7 @@ async def test_after_many_failures_first_attempts_pause_and_messages_are_collect
     assert len(callbacks.received) == FAILURES_IN_A_ROW
 
 
+@pytest.mark.both_engines
 async def test_an_answer_410_suspends_with_an_event_a_mail_an_audit_entry_and_a_count(
     services: Services, world: World, callbacks: FakeCallbacks
 ) -> None:
@@ -364,6 +370,7 @@ async def test_a_restart_loses_nothing_and_goes_on_in_order(
         await again.wait(lambda: positions(again.received) == expected)
 
 
+@pytest.mark.both_engines
 async def test_a_replay_has_the_same_ids_oldest_first(
     services: Services, world: World, callbacks: FakeCallbacks, fake_clock: FakeClock
 ) -> None:
@@ -382,6 +389,7 @@ async def test_a_replay_has_the_same_ids_oldest_first(
     assert positions(callbacks.received[3:6]) == positions(callbacks.received[:3])
 
 
+@pytest.mark.both_engines
 async def test_a_message_that_is_no_longer_granted_is_in_no_retry(
     services: Services, world: World, callbacks: FakeCallbacks, fake_clock: FakeClock
 ) -> None:
@@ -471,6 +479,7 @@ async def test_a_stream_that_fails_is_tried_again_and_one_that_rejects_ends_its_
     assert [mail.kind for mail in mails] == ["stream_removed"]
 
 
+@pytest.mark.both_engines
 async def test_the_log_is_kept_within_days_and_bytes(
     services: Services, world: World, callbacks: FakeCallbacks, fake_clock: FakeClock
 ) -> None:

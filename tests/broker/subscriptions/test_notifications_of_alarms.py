@@ -44,6 +44,7 @@ async def to_alarms(services: Services, **more: Any) -> Subscription:
     return await subscribed(services, message_type="alarm", **more)
 
 
+@pytest.mark.both_engines
 async def test_each_change_has_a_notification_and_messages_have_none(
     services: Services, world: World, callbacks: FakeCallbacks
 ) -> None:
@@ -75,6 +76,7 @@ async def test_each_change_has_a_notification_and_messages_have_none(
     assert (number, view.record.count, view.record.text) == (1, 1, "It is dark")
 
 
+@pytest.mark.both_engines
 async def test_alarms_wait_for_a_paused_subscription_and_survive_a_crash(
     opener: ServicesOpener, callbacks: FakeCallbacks
 ) -> None:
@@ -104,6 +106,7 @@ async def test_alarms_wait_for_a_paused_subscription_and_survive_a_crash(
     assert [one.notification.id for one in callbacks.received] == ids * 2
 
 
+@pytest.mark.both_engines
 async def test_texts_go_only_to_an_application_that_may_read_the_device(
     services: Services, world: World, callbacks: FakeCallbacks
 ) -> None:

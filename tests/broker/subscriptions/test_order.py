@@ -20,6 +20,9 @@ from tests.callbacks import OK, FakeCallbacks, Received, ada_of, sent, settled, 
 from tests.factories import HALL, KITCHEN, build_world
 from tests.fakes import FakeClock
 
+pytestmark = pytest.mark.slow
+
+
 DEVICES = (KITCHEN, HALL)
 
 
@@ -44,6 +47,7 @@ class Checker:
         return OK
 
 
+@pytest.mark.both_engines
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_every_message_comes_and_those_of_a_device_in_order(
     opener: ServicesOpener, fake_clock: FakeClock, seed: int

@@ -35,6 +35,7 @@ async def provision(services: Services, *entries: dict[str, Any], dry_run: bool 
     return " ".join(name for name in ("created", "changed", "unchanged") for _ in range(getattr(counts, name)))
 
 
+@pytest.mark.both_engines
 async def test_a_callback_is_made_active_without_a_handshake_changed_and_left_alone(
     services: Services, world: World, callbacks: FakeCallbacks
 ) -> None:
@@ -68,6 +69,7 @@ async def test_a_stream_has_its_secret_sealed_and_replaced(
     assert b"/secret" not in (subscription.record.stream_secret or b"")
 
 
+@pytest.mark.both_engines
 async def test_what_was_deleted_is_made_again_and_what_is_suspended_stays_so(
     services: Services, world: World, callbacks: FakeCallbacks
 ) -> None:

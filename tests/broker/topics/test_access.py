@@ -40,6 +40,7 @@ async def test_without_a_rule_everything_is_allowed(services: Services, world: W
     assert access.may_subscribe(kitchen, b"#")
 
 
+@pytest.mark.both_engines
 async def test_with_a_rule_only_what_rules_allow(services: Services, world: World) -> None:
     kitchen, hall, bobs = [await services.devices.registry.find(id_) for id_ in (KITCHEN, HALL, BOBS)]
     document = {

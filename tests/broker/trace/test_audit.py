@@ -67,6 +67,7 @@ async def test_concurrent_writes_have_the_origin_of_their_own_task(services: Ser
     )
 
 
+@pytest.mark.both_engines
 async def test_the_e_mail_address_of_a_user_finds_what_the_user_did_and_what_was_done_to_it(
     services: Services, world: World
 ) -> None:
@@ -82,6 +83,7 @@ async def test_the_e_mail_address_of_a_user_finds_what_the_user_did_and_what_was
     assert await entries(services, actor="nobody@example.net") == []
 
 
+@pytest.mark.both_engines
 async def test_filters(services: Services) -> None:
     for number, (event, outcome) in enumerate(
         [(AuditEvent.SIGN_IN, "done"), (AuditEvent.SIGN_IN, "refused"), (AuditEvent.COMMAND, "failed")]
@@ -130,6 +132,7 @@ async def test_old_entries_are_removed(services: Services, fake_clock: FakeClock
     assert len(await entries(services)) == 3
 
 
+@pytest.mark.both_engines
 async def test_the_oldest_entries_beyond_the_number_are_removed(services: Services) -> None:
     for batch in range(3):
         await add(services, 700, at_ms=NOW_MS + batch)
@@ -139,6 +142,7 @@ async def test_the_oldest_entries_beyond_the_number_are_removed(services: Servic
     assert {one.at_ms for one in found} == {NOW_MS + 1, NOW_MS + 2}
 
 
+@pytest.mark.both_engines
 async def test_a_flood_by_strangers_pushes_out_nothing_of_others(services: Services) -> None:
     await add(services, 700)
     await add(services, 5_000, of_stranger=True)
@@ -148,6 +152,7 @@ async def test_a_flood_by_strangers_pushes_out_nothing_of_others(services: Servi
     assert [one.of_stranger for one in found].count(True) == 250
 
 
+@pytest.mark.both_engines
 async def test_a_flood_by_one_actor_pushes_out_nothing_of_others(services: Services) -> None:
     await add(services, 300, actor="user u1")
     await add(services, 2_000, actor="application a1")

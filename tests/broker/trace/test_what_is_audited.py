@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
+import pytest
 import trio
 
 from broker.device_management.configuration import ConfigurationChange
@@ -66,6 +67,7 @@ async def test_shares(services: Services, world: World) -> None:
     ]
 
 
+@pytest.mark.both_engines
 async def test_registration_with_a_certificate(services: Services, world: World) -> None:
     authority = Authority(now=NOW)
     await provision_secure_type(services, authority)
@@ -86,6 +88,7 @@ async def test_registration_with_a_certificate(services: Services, world: World)
     assert not [secret for secret in (begun.pin, begun.nonce, completed.token) if secret in entries]
 
 
+@pytest.mark.both_engines
 async def test_approved_lists(services: Services, world: World) -> None:
     type_ = (await services.devices.registry.find(KITCHEN)).type
     lists, pem = services.registration.approved_lists, Authority(now=NOW).pem
@@ -140,6 +143,7 @@ async def test_provisioning_says_what_it_changed_once(services: Services) -> Non
     assert found[1].details == {"tables": {"applications": "0 created, 1 changed"}}
 
 
+@pytest.mark.both_engines
 async def test_second_factors_and_sessions(services: Services, world: World, fake_clock: FakeClock) -> None:
     accounts, about = services.accounts, f"account {ADA}"
     ada = await accounts.users.find(ADA)
@@ -165,6 +169,7 @@ async def test_second_factors_and_sessions(services: Services, world: World, fak
     ]
 
 
+@pytest.mark.both_engines
 async def test_a_revoked_application(services: Services, world: World) -> None:
     await services.accounts.granted.revoke(world.ada, world.application)
     events = await seen(services)
@@ -172,6 +177,7 @@ async def test_a_revoked_application(services: Services, world: World) -> None:
     assert ("token_revoked", f"user {ADA}") in events
 
 
+@pytest.mark.both_engines
 async def test_device_management(services: Services, world: World) -> None:
     management, kitchen = services.device_management, await services.devices.registry.find(KITCHEN)
     await management.configurations.change(kitchen.type, ConfigurationChange(pmin=60))

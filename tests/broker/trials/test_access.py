@@ -100,6 +100,7 @@ async def remove_type(services: Services, made: TrialWorld, _world: World) -> No
 REVOKED, FORBIDDEN = CloseReason.TOKEN_REVOKED, CloseReason.PERMISSION_REMOVED
 
 
+@pytest.mark.both_engines
 @pytest.mark.parametrize(
     ("act", "application", "own", "is_valid"),
     [
@@ -158,6 +159,7 @@ async def test_open_connections_end_at_once(
     assert (await tokens.caller(ADA_TOKEN)).user == world.ada
 
 
+@pytest.mark.both_engines
 async def test_a_live_feed_of_the_application_has_what_is_granted_at_each_moment(
     services: Services, world: World, made: TrialWorld
 ) -> None:
@@ -175,6 +177,7 @@ async def test_a_live_feed_of_the_application_has_what_is_granted_at_each_moment
     assert numbers == [1, 1, 2]
 
 
+@pytest.mark.both_engines
 async def test_the_application_has_no_rights_of_its_organization(
     services: Services, world: World, made: TrialWorld
 ) -> None:
@@ -262,6 +265,7 @@ async def test_who_is_a_member_of_no_organization_gets_a_personal_one_once(servi
     assert not role  # it has no members
 
 
+@pytest.mark.both_engines
 async def test_the_bounds_of_trials(
     services: Services, world: World, monkeypatch: pytest.MonkeyPatch, fake_clock: FakeClock
 ) -> None:
@@ -306,6 +310,7 @@ async def test_the_bounds_of_trials(
     assert [one.status for one in kept] == ["sent", "revoked", "revoked", "sent"]
 
 
+@pytest.mark.both_engines
 async def test_an_unverified_address_is_verified_by_the_code_only(
     services: Services, world: World, made: TrialWorld
 ) -> None:
@@ -328,11 +333,13 @@ async def test_an_unverified_address_is_verified_by_the_code_only(
     assert (await services.accounts.users.find(SAM)).email_verified_on is not None
 
 
+@pytest.mark.both_engines
 async def test_a_deleted_device_is_connected_no_more(services: Services, world: World, made: TrialWorld) -> None:
     await services.devices.inventory.delete(await services.devices.registry.find(BOBS))
     assert await services.trials.members.devices(made.trial.record, None, offset=0, count=9) == ([], 0)
 
 
+@pytest.mark.both_engines
 async def test_changes_are_audited(services: Services, world: World, made: TrialWorld) -> None:
     await renew(services, made, world)
     await remove_type(services, made, world)
@@ -375,6 +382,7 @@ async def bobs_message(services: Services, made: TrialWorld) -> int:
     return NOW_MS - 5
 
 
+@pytest.mark.both_engines
 async def test_an_export_by_trial_has_the_connected_devices_by_participant(
     services: Services, world: World, made: TrialWorld, bobs_message: int, autojump_clock: object
 ) -> None:
@@ -400,6 +408,7 @@ async def test_an_export_by_trial_has_the_connected_devices_by_participant(
         await services.export.create(ada, asking(made.trial))
 
 
+@pytest.mark.both_engines
 async def test_an_export_by_trial_ends_with_the_grant_and_with_the_trial(
     services: Services,
     world: World,
@@ -425,6 +434,7 @@ async def test_callers_of_trials_do_not_show_their_secret(made: TrialWorld) -> N
     assert made.trial.secret not in repr(made.trial)
 
 
+@pytest.mark.both_engines
 async def test_who_accepts_in_the_console_grants_every_type(services: Services, world: World, made: TrialWorld) -> None:
     """The console reaches what its user may reach, without a grant (reference 4.10)."""
 
@@ -443,6 +453,7 @@ async def test_who_accepts_in_the_console_grants_every_type(services: Services, 
     assert [(one.read, one.write) for one in granted if one.device_type is not None] == [(True, True)] * 2
 
 
+@pytest.mark.both_engines
 async def test_access_to_a_trial_of_many_participants_takes_few_statements(
     services: Services, world: World, made: TrialWorld, statements: list[str]
 ) -> None:

@@ -32,6 +32,9 @@ from tests.stores import MigratedEngine
 from tests.trial_world import add_people, user_of
 from tests.type_world import add_types
 
+pytestmark = pytest.mark.slow
+
+
 HOUR_MS: Final = 3_600_000
 ADMINISTRATOR, PARTICIPANT = TrialRole.ADMINISTRATOR, TrialRole.PARTICIPANT
 USERS: Final = ("ada", "bob", "ina")
@@ -364,6 +367,7 @@ async def run(folder: Path, steps: list[tuple[Any, ...]]) -> None:
         await follow(history, steps)
 
 
+@pytest.mark.both_engines
 def test_any_history_of_a_trial_matches_the_model(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,6 +106,7 @@ async def test_a_message_that_comes_while_the_wish_is_stored_counts(
     assert await stored(services, world.kitchen) == {"f0": "reached"}
 
 
+@pytest.mark.both_engines
 async def test_each_change_is_told_once_and_equal_ones_are_not(services: Services, world: World) -> None:
     await settable(services)
     told: list[bytes] = []
@@ -176,6 +177,7 @@ async def test_it_ends_when_a_new_manifest_does_not_have_it_settable(services: S
     ]
 
 
+@pytest.mark.both_engines
 async def test_the_end_of_a_share_withdraws_what_its_user_wanted_also_by_rules(
     services: Services, world: World
 ) -> None:
@@ -235,6 +237,7 @@ async def test_it_ends_with_the_owner(services: Services, world: World) -> None:
         await services.core.database.write(lambda tx: services.wanted.put_in(tx, wish))
 
 
+@pytest.mark.both_engines
 async def test_as_many_as_expire_at_once_end_though_others_were_reached(
     services: Services, world: World, fake_clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,6 +120,7 @@ async def activate(home: Home, *actions: Mapping[str, Any]) -> None:
     await scenes.activate(made)
 
 
+@pytest.mark.both_engines
 async def test_a_scene_wants_values_of_one_device_and_of_all(home: Home) -> None:
     every = {"ddid": {"selector": "every", "dtid": LIGHT_TYPE}, "want": {"fan": {"value": {"speed": {"value": 2}}}}}
     await activate(home, WANT, every)

@@ -44,6 +44,9 @@ from tests.fakes import on_loop
 from tests.rows import each_row
 from tests.stores import configuration, copy_state, place_of, store_of
 
+pytestmark = pytest.mark.slow
+
+
 DAY_MS = 86_400_000
 
 
@@ -95,6 +98,7 @@ def caller_of(config: Path, token: str) -> tuple[str, str]:
     return trio.run(ask)
 
 
+@pytest.mark.both_engines
 def test_lists_as_lines_and_as_json(config: Path) -> None:
     (user,) = output(config, "user", "list").splitlines()
     assert user.split() == [ADA, ADA_EMAIL, json.loads(output(config, "user", "list", "--json"))["name"], "Ada"]
@@ -148,6 +152,7 @@ def test_devices_are_imported_with_labels_or_not_at_all(config: Path, tmp_path: 
     assert run(config, *arguments).exit_code == 2, "a sheet is not overwritten: its codes are the only ones"
 
 
+@pytest.mark.both_engines
 def test_lost_labels_are_made_again(config: Path, tmp_path: Path) -> None:
     file, sheet = tmp_path / "devices.csv", tmp_path / "again.svg"
     file.write_text("name,type\nLamp 1,example.light\nLamp 2,example.light\n", encoding="utf-8")
@@ -202,6 +207,7 @@ def dark_modules(text: str) -> set[tuple[int, int]]:
     return {(x, y) for y, row in enumerate(rows) for x, dark in enumerate(row) if dark}
 
 
+@pytest.mark.both_engines
 def test_a_device_is_deleted_after_a_question_only(config: Path) -> None:
     done = CliRunner().invoke(main, ["device", "delete", device_id(0), "--config", str(config)], input="n\n")
     assert done.exit_code == 1
@@ -218,6 +224,7 @@ def test_a_new_device_token_ends_the_former_one(config: Path) -> None:
     assert [entry[0] for entry in audited(config)] == ["device token", "device rotate", "device token"]
 
 
+@pytest.mark.both_engines
 def test_a_device_is_named_by_its_id_or_by_a_name_that_no_other_has(config: Path) -> None:
     """The audit log has the id in both cases."""
     device = device_id(1)
@@ -236,6 +243,7 @@ def test_a_device_is_named_by_its_id_or_by_a_name_that_no_other_has(config: Path
     assert f"id            {device}" in output(config, "device", "show", device)
 
 
+@pytest.mark.both_engines
 def test_applications_of_one_name_are_said_with_their_ids(config: Path) -> None:
     other = "ab" * 16
     with store_of(load_settings(config)) as store:
@@ -300,6 +308,7 @@ ABOUT_NOTHING = {
 ABOUT_NOTHING |= {"edge list", "forward list", "retention confirm", "statistics", "type list", "user list"}
 
 
+@pytest.mark.both_engines
 def test_each_command_names_what_is_not_there(config: Path) -> None:
     assert NOBODY.keys() == COMMANDS.keys() - ABOUT_NOTHING
 
@@ -336,6 +345,7 @@ def test_a_new_token_is_of_its_user_or_of_its_application(config: Path) -> None:
     assert caller_of(config, of_application) == ("application", f"application {DASHBOARD}")
 
 
+@pytest.mark.both_engines
 def test_a_disabled_user_has_no_tokens_until_they_sign_in_again(config: Path) -> None:
     assert caller_of(config, USER_TOKEN) == ("user", f"user {ADA}")
     assert output(config, "user", "disable", ADA_EMAIL) == f"{ADA}  {ADA_EMAIL}: disabled\n"
@@ -367,6 +377,7 @@ def test_a_new_device_token_is_a_new_token_too(config: Path) -> None:
     assert run(config, "token", "new").exit_code == 2
 
 
+@pytest.mark.both_engines
 def test_what_is_used_up_is_listed_first_with_the_time_when_it_opens(config: Path) -> None:
     assert output(config, "limits") == "nothing is used yet\n"
     settings, now_ms = load_settings(config), int(time.time() * 1000)

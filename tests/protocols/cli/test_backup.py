@@ -15,6 +15,8 @@ from storage.audit import AuditStore
 from storage.records import AuditFilter
 from tests.stores import begin_store, configuration, move_state, place_of, store_of
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:

@@ -9,6 +9,9 @@ import pytest
 
 from protocols.cli import _FIRST_SENTENCES, main
 
+pytestmark = pytest.mark.slow
+
+
 #: Each is imported by the daemon, and by nothing that the commands below need.
 SERVER = (
     "aiocoap",

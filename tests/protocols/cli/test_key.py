@@ -59,6 +59,7 @@ def keys_of(state_dir: Path) -> tuple[bytes, ...]:
     return KeyFile(state_dir / "key").keys()
 
 
+@pytest.mark.both_engines
 def test_every_secret_opens_with_the_new_key_and_none_with_the_old(settings: Settings) -> None:
     (old,), before = keys_of(settings.state_dir), all_opened(settings)
     done = rotate_key(settings)
@@ -72,6 +73,7 @@ def test_every_secret_opens_with_the_new_key_and_none_with_the_old(settings: Set
                 opened(store, column, Vault(old))
 
 
+@pytest.mark.both_engines
 def test_the_key_file_stays_private(settings: Settings) -> None:
     rotate_key(settings)
     assert (settings.state_dir / "key").stat().st_mode & 0o777 == 0o600
@@ -142,6 +144,7 @@ def test_a_running_daemon_keeps_its_key(settings: Settings, tmp_path: Path) -> N
     assert (settings.state_dir / "key").read_bytes() == before
 
 
+@pytest.mark.both_engines
 def test_a_key_outside_the_state_directory_is_rotated_where_it_is(settings: Settings, tmp_path: Path) -> None:
     """The source of systemd's credential."""
     elsewhere, config = tmp_path / "trunkline.key", tmp_path / "trunkline.toml"

@@ -16,7 +16,7 @@ from tests.postgresql import ENGINE
 from tests.rows import each_row
 from tests.stores import configuration, remove_store
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="root: only root makes files for others")
+pytestmark = [pytest.mark.skipif(os.geteuid() != 0, reason="root: only root makes files for others"), pytest.mark.slow]
 USER = 65534  # nobody
 PROVISIONED = """
 [[organizations]]

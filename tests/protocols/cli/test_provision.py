@@ -12,6 +12,9 @@ from protocols.cli import main
 from tests.daemon import ADA_EMAIL, Daemon, device_id
 from tests.stores import configuration, copy_state
 
+pytestmark = pytest.mark.slow
+
+
 _EXAMPLE = Path(__file__).parents[3] / "config" / "gateway.example.toml"
 
 

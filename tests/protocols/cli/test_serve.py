@@ -57,6 +57,7 @@ def test_a_check_changes_nothing_and_names_the_listeners(daemon: Daemon) -> None
     assert not daemon.state.exists()
 
 
+@pytest.mark.both_engines
 def test_a_check_names_every_problem(daemon: Daemon, tmp_path: Path) -> None:
     authority = Authority(now=datetime.now(UTC))
     certificate, _ = authority.issue("one").files(tmp_path, "one")

@@ -7,6 +7,7 @@ from collections import Counter
 from itertools import count
 from math import inf
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -23,6 +24,9 @@ from protocols.coap.message_layer import (
 )
 from protocols.coap.messages import NON, Code, decode_message, frame
 from tests.properties import examples
+
+pytestmark = pytest.mark.slow
+
 
 #: An older datagram is not delivered any more (RFC 7252, 4.8.2).
 MAX_LATENCY = 100.0

@@ -101,6 +101,7 @@ def test_a_healthy_machine_has_a_line_for_each_check_and_nothing_changes(setting
     assert contents(settings.state_dir) == before
 
 
+@pytest.mark.both_engines
 def test_json_has_the_same_and_what_to_do_makes_the_status_1(settings: Settings) -> None:
     settings.state_dir.chmod(0o755)
     done = examined(settings, "--json")
@@ -121,6 +122,7 @@ def test_a_configuration_that_cannot_be_used_is_the_only_finding(tmp_path: Path)
     assert "state_dri: unknown setting" in done.output
 
 
+@pytest.mark.both_engines
 def test_one_check_that_fails_hides_none_of_the_others(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_patient: Patient) -> list[CheckResult]:
         raise ValueError("bug")
@@ -172,6 +174,7 @@ def test_the_check_of_the_store_is_bounded(settings: Settings) -> None:
     assert not check_integrity(silent, seconds=0.5).is_complete
 
 
+@pytest.mark.both_engines
 def test_growth_is_that_of_the_last_week(settings: Settings) -> None:
     for days in (2, 70):
         begin_store(settings)
@@ -182,6 +185,7 @@ def test_growth_is_that_of_the_last_week(settings: Settings) -> None:
         assert found.bytes_a_day == pytest.approx(of_messages / days, rel=0.1)
 
 
+@pytest.mark.both_engines
 def test_a_log_of_hours_or_of_long_ago_forecasts_nothing(settings: Settings) -> None:
     fill(settings, from_ms=NOW_MS - DAY_MS // 2, to_ms=NOW_MS)
     young = forecast_of(settings)
@@ -249,6 +253,7 @@ def test_an_interrupted_rotation_and_an_open_key_are_found(settings: Settings) -
 # Clock, ports and the unit
 
 
+@pytest.mark.both_engines
 def test_a_clock_that_jumped_or_that_nobody_keeps_right(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     with store_of(settings) as store:
         store.execute("INSERT INTO counter VALUES ('trusted_ms', :ms)", {"ms": NOW_MS - 3 * DAY_MS})

@@ -12,6 +12,8 @@ from tests.broker.rules.home import body, when
 from tests.factories import ADA, ADA_TOKEN, BOBS, KITCHEN, World, allow
 from tests.protocols.http.conftest import bearer
 
+pytestmark = pytest.mark.slow
+
 
 async def says(services: Services, sdid: str, data: bytes) -> None:
     services.messages.ingest.submit(await services.devices.registry.find(sdid), data)

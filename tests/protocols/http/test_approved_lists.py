@@ -25,6 +25,9 @@ from tests.protocols.http.test_secure_listener import fields_of
 from tests.rows import each_row
 from tests.secure_types import NOW
 
+pytestmark = pytest.mark.slow
+
+
 METER_TYPE: Final = "dt" + "3e" * 16
 LIST: Final = f"/devicetypes/{METER_TYPE}/whitelist"
 APPLICATION: Final = bearer(APPLICATION_TOKEN)

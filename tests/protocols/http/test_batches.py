@@ -24,6 +24,9 @@ from tests.factories import (
 from tests.protocols.http.conftest import bearer
 from tests.rows import each_row
 
+pytestmark = pytest.mark.slow
+
+
 UNKNOWN = "ff" * 16
 
 

@@ -25,6 +25,9 @@ from tests.factories import ADA_TOKEN, KITCHEN, KITCHEN_TOKEN, World
 from tests.protocols.http.certificates import contexts
 from tests.rows import each_row
 
+pytestmark = pytest.mark.slow
+
+
 _slot: Any = StreamConnection.__dict__["state"]
 _BODY: Final = b'{"data":{"state":true}}'
 #: A device and a value whose handlers raise what no handler should.

@@ -26,6 +26,9 @@ from tests.protocols.http.conftest import Raw, bearer
 from tests.rows import each_row
 from tests.stores import drop_table
 
+pytestmark = pytest.mark.slow
+
+
 CORS = {
     "access-control-allow-origin": "*",
     "access-control-allow-methods": "POST, GET, PUT, DELETE, OPTIONS",

@@ -3,12 +3,16 @@
 from typing import Any
 
 import httpx
+import pytest
 import trio
 
 from broker.services import Services
 from storage.keys import Milliseconds
 from tests.factories import ADA_TOKEN, BOB_TOKEN, KITCHEN, KITCHEN_TOKEN, NOW_MS, World
 from tests.protocols.http.conftest import bearer
+
+pytestmark = pytest.mark.slow
+
 
 AT = NOW_MS - 3_600_000
 HEADERS = bearer(ADA_TOKEN)

@@ -30,6 +30,9 @@ from tests.factories import (
 from tests.protocols.http.conftest import bearer
 from tests.type_world import BETA, BETA_APPLICATION, CAROL, add_types
 
+pytestmark = pytest.mark.slow
+
+
 ACME: Final = "ac" * 16
 MANIFEST: Final[dict[str, Any]] = {
     "fields": [{"name": "t", "type": "CUSTOM", "valueClass": "Double", "isCollection": False, "description": ""}],

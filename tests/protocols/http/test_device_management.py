@@ -43,6 +43,9 @@ from tests.rows import each_row
 from tests.stored_files import stored_files
 from tests.wording import INVALID
 
+pytestmark = pytest.mark.slow
+
+
 IMAGE = bytes(range(256)) * 1000
 IMAGES = f"/devicemgmt/devicetypes/{LIGHT_TYPE}/images"
 TYPE = f"/devicemgmt/devicetypes/{LIGHT_TYPE}"

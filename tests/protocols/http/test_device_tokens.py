@@ -1,6 +1,7 @@
 """/devices/…/tokens: one token a device, and the end of the former one (reference 6.2)."""
 
 import httpx
+import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
@@ -12,6 +13,9 @@ from broker.secrets import token_hash
 from broker.services import Services
 from tests.factories import ADA, ADA_TOKEN, DASHBOARD, KITCHEN, KITCHEN_TOKEN, LIGHT_TYPE, World
 from tests.protocols.http.conftest import bearer
+
+pytestmark = pytest.mark.slow
+
 
 PATH = f"/devices/{KITCHEN}/tokens"
 

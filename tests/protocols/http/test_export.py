@@ -25,6 +25,9 @@ from tests.protocols.http.conftest import bearer
 from tests.rows import each_row
 from tests.wording import INVALID
 
+pytestmark = pytest.mark.slow
+
+
 START = NOW_MS - DAY_MS
 HEADERS = bearer(ADA_TOKEN)
 ASKED: dict[str, Any] = {"sdids": KITCHEN, "startDate": START, "endDate": NOW_MS}

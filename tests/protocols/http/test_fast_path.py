@@ -46,6 +46,9 @@ from tests.factories import (
 )
 from tests.protocols.http.conftest import repeat_head
 
+pytestmark = pytest.mark.slow
+
+
 #: What no two answers have in common.
 VARYING: Final = (
     (rb'("error":\{.*?"id":")[0-9a-f]{32}', rb"\1"),

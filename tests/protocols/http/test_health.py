@@ -33,6 +33,9 @@ from tests.protocols.http.direct_client import DirectClient
 from tests.rows import each_row
 from tests.stores import MigratedEngine
 
+pytestmark = pytest.mark.slow
+
+
 ROOT = Path(__file__).parents[3]
 DASHBOARD = ROOT / "config" / "grafana" / "trunkline.json"
 ALERTS = ROOT / "config" / "prometheus" / "alerts.yml"

@@ -14,6 +14,9 @@ from tests.factories import ADA, KITCHEN
 from tests.protocols.http.conftest import Raw
 from tests.tickets import at
 
+pytestmark = pytest.mark.slow
+
+
 SECRET: Final = "0123456789abcdef0123456789abcdef"
 ADDED: Final = "wrong-" + SECRET
 

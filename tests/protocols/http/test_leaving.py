@@ -57,6 +57,9 @@ from tests.protocols.http.test_conventions import error_of
 from tests.rows import each_row
 from tests.stored_files import stored_files
 
+pytestmark = pytest.mark.slow
+
+
 SETTABLE = [{"name": "warmth", "valueClass": "Integer", "settable": True}]
 
 

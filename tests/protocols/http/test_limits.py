@@ -27,6 +27,9 @@ from tests.fakes import FakeClock
 from tests.protocols.http.conftest import bearer
 from tests.rows import each_row
 
+pytestmark = pytest.mark.slow
+
+
 DAY_MS = 86_400_000
 MIDNIGHT = NOW_MS - NOW_MS % DAY_MS + DAY_MS
 # October 2025, in which NOW_MS lies, by UTC.

@@ -9,6 +9,9 @@ from tests.protocols.http.conftest import bearer
 from tests.rows import each_row
 from tests.type_world import add_types
 
+pytestmark = pytest.mark.slow
+
+
 VOLUME = {"volume": {"type": "Integer", "isCollection": False, "description": ""}}
 TELEVISION = {
     "fields": [

@@ -35,6 +35,9 @@ from tests.protocols.http.test_rules import ON, WARM, says
 from tests.rows import each_row
 from tests.trial_world import build_trial
 
+pytestmark = pytest.mark.slow
+
+
 STATELESS: Final = "2026-07-28"
 HANDSHAKE: Final = "2025-11-25"
 META: Final = {

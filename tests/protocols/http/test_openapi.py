@@ -27,6 +27,9 @@ from tests.programs import require_node_module, require_program
 from tests.properties import in_ci
 from tests.protocols.http.conftest import bearer
 
+pytestmark = pytest.mark.slow
+
+
 ORIGIN = "https://trunkline.example.net"
 TITLES = {noun.chapter.title for noun in ALL_NOUNS}
 CALLS_BY_ADDRESS = 100  # more than there are pages

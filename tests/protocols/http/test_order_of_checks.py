@@ -60,6 +60,9 @@ from tests.secure_types import NOW, SECURE_TYPE, provision_secure_type
 from tests.stores import table_names
 from tests.type_world import BETA_APPLICATION, CAROL, CAROL_TOKEN, add_types
 
+pytestmark = pytest.mark.slow
+
+
 ID: Final = "f" * 32
 UNKNOWN_TYPE: Final = "dt" + "e" * 32
 FOREIGN_TYPE: Final = "dt-" + "f" * 32

@@ -20,6 +20,9 @@ from tests.factories import World
 from tests.protocols.http.certificates import contexts
 from tests.protocols.http.conftest import repeat_head
 
+pytestmark = pytest.mark.slow
+
+
 ANY: Final = Address("127.0.0.1", 0)
 TOO_LONG: Final = (MAX_FORM_BYTES + 1, 1024 * 1024 - 100, 3_000_000, 10**12)
 

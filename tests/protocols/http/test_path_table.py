@@ -9,6 +9,9 @@ from config.settings import Accounts, Limits, Settings, TrialSettings
 from tests.factories import World
 from tests.rows import each_row
 
+pytestmark = pytest.mark.slow
+
+
 ID = "f" * 32
 # As in the tables: what does not need a token there, answers for other reasons.
 ACCOUNTS = """

@@ -20,6 +20,9 @@ from tests.factories import ADA_TOKEN, KITCHEN, LIGHT_TYPE, World
 from tests.protocols.http.direct_client import DirectClient
 from tests.protocols.outbound.stripe_stand_in import KEY, WEBHOOK_SECRET, Session, StripeStandIn, event, signed
 
+pytestmark = pytest.mark.slow
+
+
 CALLBACK = "https://app.example.org/callback"
 PAGE = "/accounts/pricing/upgrade"
 

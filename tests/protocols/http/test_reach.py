@@ -40,6 +40,9 @@ from tests.rows import each_row
 from tests.secure_types import NOW, SECURE_TYPE, provision_secure_type
 from tests.tickets import at
 
+pytestmark = pytest.mark.slow
+
+
 #: Permissions that a call needs on the type of an own device, and of a shared one; None: it is refused.
 Needs = tuple[Need | None, Need | None]
 READ: Final[Needs] = ("READ", "READ")

@@ -21,6 +21,9 @@ from tests.reach_world import GRANTS, ReachWorld, build_reach_world
 from tests.trial_world import TrialWorld, add_people, build_trial, invite
 from tests.type_world import add_types
 
+pytestmark = pytest.mark.slow
+
+
 PANELS, CONSOLES, OWN = "3a" * 16, "3b" * 16, "of the trial's application"
 #: The application of Ada's token, and whether it manages a trial that Ada made through the Dashboard.
 APPLICATIONS: Final = {

@@ -14,6 +14,9 @@ from storage.records import AuditFilter
 from tests.factories import ADA_TOKEN, BOB_TOKEN, DASHBOARD
 from tests.protocols.http.conftest import bearer
 
+pytestmark = pytest.mark.slow
+
+
 WRONG_TOKENS = 100  # from one address are too many
 
 

@@ -32,6 +32,9 @@ from tests.protocols.http.conftest import bearer
 from tests.tickets import at
 from tests.wording import INVALID
 
+pytestmark = pytest.mark.slow
+
+
 WARM = {"sdid": KITCHEN, "field": "temperature", "operator": ">", "operand": {"value": 25}}
 ON = {"ddid": HALL, "action": "setOn", "parameters": {}}
 BODY = {"if": {"and": [WARM]}, "then": [ON]}

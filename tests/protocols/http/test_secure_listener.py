@@ -29,6 +29,9 @@ from tests.protocols.http.test_conventions import error_of
 from tests.rows import each_row
 from tests.secure_types import NOW, SECURE_TYPE, provision_secure_type
 
+pytestmark = pytest.mark.slow
+
+
 Open = Callable[[Issued | None], AbstractAsyncContextManager[httpx.AsyncClient]]
 BEGIN = {"deviceTypeId": SECURE_TYPE, "vendorDeviceId": "vendor-1"}
 

@@ -27,6 +27,9 @@ from tests.protocols.http.conftest import bearer
 from tests.protocols.http.test_conventions import error_of
 from tests.rows import each_row
 
+pytestmark = pytest.mark.slow
+
+
 PHONE = Visitor("192.0.2.17", "Mozilla/5.0 (Phone)\u0000\n" + "x" * 300)
 MINUTE_MS = 60_000
 

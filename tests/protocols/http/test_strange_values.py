@@ -26,6 +26,9 @@ from tests.protocols.http.test_order_of_checks import PARAMETER, Named, named, r
 from tests.rows import each_row
 from tests.wording import INVALID
 
+pytestmark = pytest.mark.slow
+
+
 __all__ = ["named"]
 
 #: Infinite as a double; more digits than Python reads; more than the store takes; and what is no number at all.

@@ -37,6 +37,9 @@ from tests.protocols.http.conftest import bearer
 from tests.protocols.http.test_conventions import error_of
 from tests.rows import each_row
 
+pytestmark = pytest.mark.slow
+
+
 HOUR_MS: Final = 3_600_000
 
 USER, APPLICATION = bearer(ADA_TOKEN), bearer(APPLICATION_TOKEN)

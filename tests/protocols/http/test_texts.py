@@ -30,6 +30,9 @@ from tests.texts import (
     templates,
 )
 
+pytestmark = pytest.mark.slow
+
+
 _TRANSLATED: Final = set(LANGUAGES) - {ENGLISH}
 _NAME: Final = re.compile(r"\{\w*\}")
 _ELEMENT: Final = re.compile(r"</?\w+[^>]*>")

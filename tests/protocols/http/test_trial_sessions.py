@@ -16,6 +16,8 @@ from tests.protocols.http.test_trials import call, data_of
 from tests.rows import each_row
 from tests.trial_world import INA_TOKEN, SAM_TOKEN, TrialWorld, add_people, build_trial, join
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def settings(settings: Settings) -> Settings:

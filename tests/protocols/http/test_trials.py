@@ -32,6 +32,9 @@ from tests.trial_world import INA, INA_TOKEN, OLA_TOKEN, SAM, SAM_TOKEN, TrialWo
 from tests.type_world import add_types
 from tests.wording import INVALID
 
+pytestmark = pytest.mark.slow
+
+
 DAY_MS: Final = 86_400_000
 #: administrator, participant, invited, stranger, operator of the organization, application, device
 TOKENS: Final = (ADA_TOKEN, BOB_TOKEN, INA_TOKEN, SAM_TOKEN, OLA_TOKEN, APPLICATION_TOKEN, BOBS_TOKEN)

@@ -26,6 +26,9 @@ from tests.factories import (
 from tests.protocols.http.conftest import bearer
 from tests.rows import each_row
 
+pytestmark = pytest.mark.slow
+
+
 HEADERS = bearer(ADA_TOKEN)
 UNKNOWN = "f" * 32
 

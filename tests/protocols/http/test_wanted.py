@@ -32,6 +32,9 @@ from tests.protocols.http.test_device_shares import SHARES, accept
 from tests.protocols.http.test_devices import give_type_away
 from tests.rows import each_row
 
+pytestmark = pytest.mark.slow
+
+
 FIELDS: Final[list[dict[str, Any]]] = [
     {"name": "intensity", "valueClass": "Integer", "settable": True},
     {"name": "target", "valueClass": "Double", "settable": True, "tolerance": 0.5},

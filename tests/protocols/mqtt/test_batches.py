@@ -40,6 +40,9 @@ from tests.protocols.mqtt.peers import (
 from tests.rows import each_row
 from tests.stores import MigratedEngine
 
+pytestmark = pytest.mark.slow
+
+
 #: A topic to which no device may publish, in either space.
 END = b"/v1.1/end"
 

@@ -20,6 +20,9 @@ from tests.protocols.mqtt.peers import DISCONNECT, Peer, Server, publish_5
 from tests.protocols.mqtt.test_open_topics import dialled, heard, space_of, subscribed
 from tests.protocols.mqtt.test_version_5 import acknowledged
 
+pytestmark = pytest.mark.slow
+
+
 PLUG: dict[str, Any] = {
     "dev": {"ids": ["zigbee_0x1"], "name": "Plug", "mdl": "TS011F", "mf": "Tuya"},
     "o": {"name": "Zigbee2MQTT"},

@@ -65,6 +65,9 @@ from tests.protocols.mqtt.test_lasting_sessions import leave
 from tests.protocols.mqtt.test_version_5 import acknowledged, connack, ended, suback_of
 from tests.rows import each_row
 
+pytestmark = pytest.mark.slow
+
+
 FORWARDED = Properties(
     payload_format=1,
     content_type="text/plain",

@@ -42,6 +42,9 @@ from tests.protocols.mqtt.peers import (
 )
 from tests.rows import each_row
 
+pytestmark = pytest.mark.slow
+
+
 HALL_MESSAGES = f"/v1.1/messages/{HALL}".encode()
 
 

@@ -132,6 +132,7 @@ def repacked(path: Path, change: str, content: bytes | None) -> Path:
     return changed
 
 
+@pytest.mark.both_engines
 @pytest.mark.parametrize("name", ["backup.tar", "backup.tar.gz"])
 def test_what_was_backed_up_comes_back(settings: Settings, tmp_path: Path, name: str) -> None:
     file = tmp_path / name
@@ -166,6 +167,7 @@ def test_cp_of_the_store_lacks_what_is_in_its_log(settings: Settings, tmp_path: 
     assert counted(elsewhere(tmp_path)) == 7
 
 
+@pytest.mark.both_engines
 def test_what_is_written_during_a_backup_is_not_in_it_and_does_not_delay_it(settings: Settings, tmp_path: Path) -> None:
     steps = 0
 
@@ -268,6 +270,7 @@ def test_a_restore_overwrites_nothing(settings: Settings, tmp_path: Path) -> Non
     restore_backup(settings, file)
 
 
+@pytest.mark.both_engines
 def test_a_restore_never_touches_a_state_that_is_in_use(settings: Settings, tmp_path: Path) -> None:
     make_backup(settings, tmp_path / "backup.tar")
     with open_state(elsewhere(tmp_path)), pytest.raises(StateInUseError):
@@ -338,6 +341,7 @@ def test_a_file_with_other_members_writes_nothing_outside(settings: Settings, tm
     assert not list(tmp_path.glob("**/outside"))
 
 
+@pytest.mark.both_engines
 def test_links_in_a_file_are_refused(settings: Settings, tmp_path: Path) -> None:
     make_backup(settings, tmp_path / "backup.tar")
     hostile = tmp_path / "hostile.tar"
@@ -439,6 +443,7 @@ def test_a_killed_backup_leaves_what_the_next_one_removes(settings: Settings, tm
     assert [path.name for path in target.iterdir()] == ["backup.tar"]
 
 
+@pytest.mark.both_engines
 def test_a_killed_restore_can_be_repeated(settings: Settings, tmp_path: Path) -> None:
     make_backup(settings, tmp_path / "backup.tar")
     state = elsewhere(tmp_path).state_dir
@@ -449,6 +454,7 @@ def test_a_killed_restore_can_be_repeated(settings: Settings, tmp_path: Path) ->
     assert counted(elsewhere(tmp_path)) == 7
 
 
+@pytest.mark.both_engines
 def test_exports_end_with_the_restore_of_a_backup_that_lacks_their_archives(settings: Settings, tmp_path: Path) -> None:
     columns = "id, user, application, request, plan, status, created_on, head, expires_on, total_messages"
     statuses = ["IN_PROGRESS", "SUCCESS", "SERVED"]
@@ -508,6 +514,7 @@ def test_a_file_system_without_hard_links_gets_a_backup_and_is_not_overwritten(
     restore_backup(elsewhere(tmp_path), tmp_path / "backup.tar")
 
 
+@pytest.mark.both_engines
 def test_what_root_restores_belongs_to_the_owner_of_the_directory(settings: Settings, tmp_path: Path) -> None:
     make_backup(settings, tmp_path / "backup.tar")
     state = elsewhere(tmp_path).state_dir

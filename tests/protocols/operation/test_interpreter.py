@@ -5,6 +5,9 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
+
 #: Eight threads that live at the same time hash one password each, one after the other; prints how many KiB stay.
 _PROGRAM = """
 import threading

@@ -17,6 +17,8 @@ from protocols.operation.operating import DaemonMachine
 from protocols.operation.state import open_state
 from tests.stores import begin_store, storage_of
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Iterator[Settings]:

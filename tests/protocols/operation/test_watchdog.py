@@ -15,6 +15,9 @@ from storage.engines.sqlite import SqliteEngine
 from storage.sql import StoreError, StoreFullError
 from tests.fakes import BreakableEngine, on_loop
 
+pytestmark = pytest.mark.slow
+
+
 SECONDS = 60
 
 

@@ -15,6 +15,9 @@ from tests.properties import in_ci
 from tests.rows import each_row
 from tests.served import served
 
+pytestmark = pytest.mark.slow
+
+
 TARGET = StreamTarget("lights", "eu-west-1", "key", "secret")
 
 

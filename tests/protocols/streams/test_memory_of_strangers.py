@@ -28,6 +28,9 @@ from tests.protocols.mqtt.peers import Server
 from tests.protocols.websocket.peers import open_peers
 from tests.rows import each_row
 
+pytestmark = pytest.mark.slow
+
+
 CONNECTIONS = 10
 BYTES = 60_000
 

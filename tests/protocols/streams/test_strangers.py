@@ -23,6 +23,9 @@ from tests.protocols.http.routes import shared_routes
 from tests.protocols.mqtt.peers import ACCEPTED, connect
 from tests.rows import each_row
 
+pytestmark = pytest.mark.slow
+
+
 ANY: Final = Address("127.0.0.1", 0)
 CALL = "GET /v1.1/devices/{device} HTTP/1.1\r\nHost: a\r\nAuthorization: bearer {token}\r\n\r\n"
 

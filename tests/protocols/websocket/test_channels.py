@@ -3,6 +3,7 @@
 import json
 
 import msgpack
+import pytest
 import trio
 import trio.testing
 from wsproto.events import BytesMessage, CloseConnection, Ping, Pong, TextMessage
@@ -12,6 +13,9 @@ from config.limits import WEBSOCKET_FRAME_BYTES
 from tests.factories import ADA_TOKEN, KITCHEN, KITCHEN_TOKEN, NOW_MS
 from tests.protocols.websocket.peers import Headers, Peers, PlainPeer, ask, closing, said, say
 from tests.rows import each_row
+
+pytestmark = pytest.mark.slow
+
 
 CHANNELS = ["/v1.1/websocket", "/v1.1/live", "/v1.1/events"]
 OPEN = [f"{path}?Authorization={ADA_TOKEN}" for path in CHANNELS]

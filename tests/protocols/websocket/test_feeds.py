@@ -39,6 +39,9 @@ from tests.protocols.websocket.peers import FEW_FRAMES, MOST_FRAMES, Peers, Plai
 from tests.rows import each_row
 from tests.tickets import at
 
+pytestmark = pytest.mark.slow
+
+
 ACTION = b'{"actions":[{"name":"setOn"}]}'
 ATTIC = "14" * 16
 

@@ -18,6 +18,9 @@ from tests.protocols.websocket.test_server import ACTION, WITH_ACK, error
 from tests.reach_world import CASES, GRANTS, HOLDERS, TOKENS, TYPES, ReachWorld, build_reach_world, is_granted
 from tests.rows import each_row
 
+pytestmark = pytest.mark.slow
+
+
 FORBIDDEN = error(403, "You do not have the right permission: devices")
 
 

@@ -4,6 +4,8 @@ import random
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import pytest
+
 from broker.services import Services
 from storage.rules import RuleRecord
 from tests.broker.rules.home import Home, body
@@ -12,6 +14,9 @@ from tests.builders import ServicesOpener
 from tests.factories import BOBS, HALL, KITCHEN, LIGHT_TYPE, build_world
 from tests.fakes import FakeClock
 from tests.properties import examples
+
+pytestmark = pytest.mark.slow
+
 
 _DEVICES = (KITCHEN, HALL, BOBS)
 _OPERATORS = {"temperature": ("<", ">=", "="), "intensity": ("<", ">", "!="), "state": ("=", "!="), "text": ("=",)}
@@ -73,6 +78,7 @@ class _Reference:
         return triggers
 
 
+@pytest.mark.both_engines
 async def test_explanations_equal_the_reference_evaluator(opener: ServicesOpener, fake_clock: FakeClock) -> None:
     chance = random.Random(20_261_122)  # noqa: S311 - the same pairs in every run
     pairs = examples(1_700)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, cast
 
+import pytest
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +13,9 @@ from storage.keys import DeviceKey, Milliseconds
 from tests.broker.rules.language.reference_evaluator import Moment, ReferenceRule, Unknown, read, selector_of
 from tests.broker.rules.language.rule_world import KEYS, LIGHTS, SENSORS, FakeView, body, findings, rule, selector
 from tests.properties import examples
+
+pytestmark = pytest.mark.slow
+
 
 _IDS = {key: id_ for id_, key in KEYS.items()}
 _TYPES = {"s1": "dt1", "s2": "dt1", "s9": "dt1", "l1": "dt2", "l2": "dt2"}

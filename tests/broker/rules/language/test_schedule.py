@@ -15,6 +15,9 @@ from storage.keys import Milliseconds
 from tests.properties import every_nth_daily, examples
 from tests.rows import each_row
 
+pytestmark = pytest.mark.slow
+
+
 _BEGIN = datetime(2024, 1, 1, tzinfo=UTC)
 _END = datetime(2034, 1, 1, tzinfo=UTC)
 #: With changes of the clock by an hour and by half an hour, at midnight, in both hemispheres, and none.

@@ -13,6 +13,9 @@ from broker.rules.language.schedule import MINUTE_MS, InvalidScheduleError, SunT
 from storage.keys import Milliseconds
 from tests.rows import each_row
 
+pytestmark = pytest.mark.slow
+
+
 _DAY = timedelta(days=1)
 _PLACES = [
     ("37.02N 121.51W", 37.02, -121.51, "America/Los_Angeles"),

@@ -24,6 +24,9 @@ from tests.builders import ServicesOpener
 from tests.factories import BOBS, HALL, KITCHEN, LIGHT_TYPE, NOW_MS, build_world
 from tests.fakes import BreakableEngine
 
+pytestmark = pytest.mark.slow
+
+
 MINUTE = {"value": 60, "acceptUpdate": True}
 
 
@@ -260,6 +263,7 @@ async def test_rows_beyond_the_queue_are_read_from_the_log(home: Home, monkeypat
     assert await home.count() == 280  # four of ten: 26 to 29
 
 
+@pytest.mark.both_engines
 async def test_after_a_failed_commit_nothing_is_missing_and_nothing_comes_twice(
     opener: ServicesOpener, engine: object, autojump_clock: MockClock
 ) -> None:
@@ -314,6 +318,7 @@ async def test_two_changes_at_once_are_both_kept_or_one_is_refused(home: Home) -
 _COPIES: Final = 150
 
 
+@pytest.mark.both_engines
 async def test_a_start_reads_many_rules_and_their_devices_at_once(
     opener: ServicesOpener, monkeypatch: pytest.MonkeyPatch
 ) -> None:

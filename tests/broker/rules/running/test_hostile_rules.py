@@ -111,6 +111,7 @@ def test_the_costliest_rule_of_a_user_is_stopped_and_cheap_evaluations_stop_none
     assert guard.charge(ada, other, 0.0004, 62.0) is None
 
 
+@pytest.mark.both_engines
 async def test_a_rule_that_takes_too_much_time_is_stopped_and_says_so(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +129,7 @@ async def test_a_rule_that_takes_too_much_time_is_stopped_and_says_so(
     assert [(one.kind, one.rule_id) for one in told] == [("stopped", rule.id)]
 
 
+@pytest.mark.both_engines
 async def test_a_selector_means_a_bounded_number_of_devices(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("broker.rules.running.evaluator.RULE_SELECTED_DEVICES", 1)
     in_if = await home.rule(body([when("temperature", ">", 25, device=EVERY)]))
@@ -155,6 +157,7 @@ async def test_a_simulation_ends_when_its_time_is_used_up(home: Home, monkeypatc
         assert str(refused.value) == TOO_LONG
 
 
+@pytest.mark.both_engines
 @pytest.mark.parametrize("kind", ["replay", "explain"])
 async def test_a_simulation_answers_what_was_ready_and_goes_on_from_there(
     home: Home, monkeypatch: pytest.MonkeyPatch, fake_clock: FakeClock, kind: str

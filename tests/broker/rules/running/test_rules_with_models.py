@@ -68,6 +68,7 @@ async def test_a_ready_model_decides(home: Home) -> None:
     assert await home.count() == 1
 
 
+@pytest.mark.both_engines
 async def test_a_model_goes_with_its_rule_or_its_body(home: Home) -> None:
     rule = await home.rule(body([when("temperature", ">", 25, **SOON)]))
     (before,) = await models(home.services)
@@ -81,6 +82,7 @@ async def test_a_model_goes_with_its_rule_or_its_body(home: Home) -> None:
     assert await models(home.services) == []
 
 
+@pytest.mark.both_engines
 async def test_each_device_of_a_type_has_a_model_also_one_that_comes_later(home: Home) -> None:
     services = home.services
     any_light = {"selector": "any", "dtid": LIGHT_TYPE}
@@ -96,6 +98,7 @@ async def test_each_device_of_a_type_has_a_model_also_one_that_comes_later(home:
     assert len(await models(services)) == 2
 
 
+@pytest.mark.both_engines
 async def test_a_later_device_beyond_the_number_of_models_is_a_problem_of_the_rule(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,6 +110,7 @@ async def test_a_later_device_beyond_the_number_of_models_is_a_problem_of_the_ru
     assert [one.text for one in (await home.status(rule)).problems] == [TOO_MANY_OF_RULES]
 
 
+@pytest.mark.both_engines
 async def test_an_explanation_and_a_replay_ask_the_model_as_it_is_now(home: Home) -> None:
     await send_wave(home.services, KITCHEN, count=60)
     cold = await home.says({"temperature": 20})

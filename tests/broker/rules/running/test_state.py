@@ -19,6 +19,9 @@ from tests.fakes import FakeClock
 from tests.properties import examples
 from tests.tickets import at
 
+pytestmark = pytest.mark.slow
+
+
 _FIELDS = ("temperature", "intensity", "state", "text")
 _VALUES = {"temperature": 20.5, "intensity": 3, "state": True, "text": "a"}
 
@@ -32,6 +35,7 @@ def _expected(tx: Transaction, device: DeviceKey, position: Position) -> Fields:
     return fields
 
 
+@pytest.mark.both_engines
 async def test_values_before_any_position_are_those_of_all_rows_up_to_it(
     services: Services, fake_clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,6 +64,7 @@ def _execute(sql: str, parameters: dict[str, str], tx: Transaction) -> None:
     tx.connection.execute(sql, parameters)
 
 
+@pytest.mark.both_engines
 async def test_a_value_of_long_ago_is_found_among_few_rows(
     services: Services, fake_clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,6 +90,7 @@ async def test_a_host_that_hangs_holds_up_no_request_to_another_host(post: Post,
     assert QUICK in post.receivers.answered
 
 
+@pytest.mark.both_engines
 async def test_every_request_is_sent_once_and_those_of_one_user_in_their_order(
     post: Post, autojump_clock: MockClock
 ) -> None:

@@ -19,6 +19,9 @@ from tests.broker.rules.home import HALL_ID, ON, Home, body, when
 from tests.builders import ServicesOpener
 from tests.factories import HALL, KITCHEN, LIGHT_TYPE, build_world
 
+pytestmark = pytest.mark.slow
+
+
 CALL = {"action": "httpRequest", "parameters": {"method": {"value": "POST"}, "url": {"value": "https://example.org/"}}}
 MAIL = {"action": "sendEmail", "parameters": {"subject": {"value": "Hot"}, "body": {"value": "It is hot"}}}
 WARM = when("temperature", ">", 25)
@@ -98,6 +101,7 @@ async def test_five_requests_a_minute_and_fifty_a_day_are_sent_for_each_account(
     assert len(requests.sent) == 50
 
 
+@pytest.mark.both_engines
 async def test_five_mails_a_minute_are_sent_to_the_owner(home: Home) -> None:
     rule = await home.rule(body([WARM], MAIL))
     for _ in range(7):
@@ -125,6 +129,7 @@ async def test_a_request_that_waits_is_sent_after_a_restart(
     assert len(requests.sent) == 1
 
 
+@pytest.mark.both_engines
 async def test_a_request_that_fails_is_a_problem_of_its_rule(
     home: Home, requests: FakeRequests, told: list[RuleReported]
 ) -> None:
@@ -215,6 +220,7 @@ async def test_a_busy_rule_that_causes_nothing_is_not_stopped(home: Home) -> Non
     assert ((await home.status(rule)).run_state, await home.count()) == (RunState.RUNNING, 300)
 
 
+@pytest.mark.both_engines
 async def test_a_rule_whose_device_is_deleted_becomes_invalid(home: Home, told: list[RuleReported]) -> None:
     rule = await home.rule(body([WARM]))
     asleep = await home.rule(body([WARM]), enabled=False)

@@ -18,6 +18,8 @@ from protocols.coap.dtls.resumption import (
 )
 from protocols.streams.tls import SESSION_SECONDS
 
+pytestmark = pytest.mark.slow
+
 
 @dataclass
 class Clock:

@@ -3,6 +3,11 @@
 import re
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
 _HERE = Path(__file__).parent
 _E2E = Path(__file__).parents[3] / "e2e"
 

@@ -9,6 +9,9 @@ from tests.broker.accounts.oauth_world import OAuthWorld
 from tests.factories import LIGHT_TYPE, World
 from tests.protocols.http.accounts.browser import Browser
 
+pytestmark = pytest.mark.slow
+
+
 LINK = "accept/label"
 
 

@@ -15,6 +15,9 @@ from tests.factories import ADA, BOBS, KITCHEN, World
 from tests.protocols.http.accounts.browser import Browser, Form, give_password
 from tests.rows import each_row
 
+pytestmark = pytest.mark.slow
+
+
 LINK = "accept/share"
 
 

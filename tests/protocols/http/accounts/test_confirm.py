@@ -12,6 +12,9 @@ from tests.fakes import FakeClock
 from tests.protocols.http.accounts.browser import Browser, account_csrf, give_password
 from tests.rows import each_row
 
+pytestmark = pytest.mark.slow
+
+
 PASSWORD = "correct horse battery staple"
 DAY_MS = 86_400_000
 

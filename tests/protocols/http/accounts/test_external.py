@@ -29,6 +29,9 @@ from tests.protocols.http.accounts.test_second_factor import Phone, set_up
 from tests.protocols.outbound.openid_provider import CLIENT_ID, CLIENT_SECRET, PERSON, OpenIdProvider, running_provider
 from tests.rows import each_row
 
+pytestmark = pytest.mark.slow
+
+
 ASKED = {"client_id": WEB, "response_type": "code", "state": "a b+ü/%"}
 HERE = "192.0.2.1"
 A_JWT = "its userinfo is a JWT: please register us for plain JSON there"

@@ -11,6 +11,9 @@ from tests.factories import ADA
 from tests.fakes import FakeClock
 from tests.protocols.http.accounts.browser import Browser, Form, give_password
 
+pytestmark = pytest.mark.slow
+
+
 MINUTES = 60_000
 
 

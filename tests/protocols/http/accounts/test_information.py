@@ -12,6 +12,9 @@ from tests.fakes import FakeClock
 from tests.protocols.http.conftest import bearer
 from tests.rows import each_row
 
+pytestmark = pytest.mark.slow
+
+
 FAR_SECONDS = NOW_MS // 1000
 UNAUTHORIZED = "Please provide a valid authorization header"
 

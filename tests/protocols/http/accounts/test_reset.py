@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 from broker.services import Services
 from config.settings import Address
 from tests.broker.accounts.claim_world import ADDRESS, give_everything, make_rule_and_subscription, open_unproved
@@ -9,6 +11,9 @@ from tests.broker.accounts.oauth_world import CALLBACK, WEB, OAuthWorld
 from tests.broker.accounts.test_resets import code_for_ada, mails
 from tests.factories import World
 from tests.protocols.http.accounts.browser import Browser, Form
+
+pytestmark = pytest.mark.slow
+
 
 ASKED = {"client_id": WEB, "response_type": "code", "state": "s"}
 NEW = "a whole new password"

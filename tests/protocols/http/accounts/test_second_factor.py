@@ -24,6 +24,9 @@ from tests.fakes import FakeClock
 from tests.protocols.http.accounts.browser import PASSWORD, Browser, account_csrf
 from tests.rows import each_row
 
+pytestmark = pytest.mark.slow
+
+
 ASKED: Final = {"client_id": WEB, "response_type": "code", "state": "a b+ü/%"}
 STEP_MS: Final = 30_000
 MINUTE_MS: Final = 60_000

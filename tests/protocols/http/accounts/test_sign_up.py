@@ -10,6 +10,9 @@ from tests.broker.accounts.oauth_world import CALLBACK, WEB
 from tests.protocols.http.accounts.browser import Browser, Form
 from tests.rows import each_row
 
+pytestmark = pytest.mark.slow
+
+
 ASKED = {"client_id": WEB, "response_type": "code", "state": "s"}
 GRACE = {"email": " grace@example.org ", "password": "1234 six", "fullName": "Grace"}
 

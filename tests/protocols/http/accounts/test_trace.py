@@ -1,5 +1,6 @@
 """Actions on the pages of the accounts server are in the audit log, and wrong attempts are in the log, too."""
 
+import pytest
 from structlog.testing import capture_logs
 
 from broker.services import Services
@@ -7,6 +8,8 @@ from storage.records import AuditFilter, AuditRecord
 from tests.broker.accounts.oauth_world import WEB, OAuthWorld
 from tests.protocols.http.accounts.browser import PASSWORD, Browser
 from tests.protocols.http.accounts.test_pages import ASKED
+
+pytestmark = pytest.mark.slow
 
 
 async def entries(services: Services, **wanted: str) -> list[AuditRecord]:

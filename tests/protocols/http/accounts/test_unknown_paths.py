@@ -1,9 +1,13 @@
 """Answers to unknown paths and wrong methods."""
 
 import httpx
+import pytest
 
 from tests.protocols.http.accounts.browser import Browser, check_headers
 from tests.rows import each_row
+
+pytestmark = pytest.mark.slow
+
 
 OF_BROWSERS = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
 PATHS = each_row(

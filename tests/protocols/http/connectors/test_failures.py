@@ -34,6 +34,9 @@ from tests.protocols.http.test_limits import plan
 from tests.rows import each_row
 from tests.third_party_cloud import ACCOUNT, ThirdPartyCloud
 
+pytestmark = pytest.mark.slow
+
+
 HOUR_MS = 3_600_000
 SET_ON = {"ddid": KITCHEN, "data": {"actions": [{"name": "setOn"}]}}
 

@@ -17,6 +17,9 @@ from tests.factories import World
 from tests.protocols.http.connectors.conftest import Browser, quiet
 from tests.third_party_cloud import ThirdPartyCloud
 
+pytestmark = pytest.mark.slow
+
+
 #: The second one has no time, so nothing but the job says whether it was stored.
 READINGS = [{"at": 1000, "temp": 20.5}, {"temp": 21.5}]
 

@@ -38,6 +38,9 @@ from tests.protocols.http.connectors.conftest import (
 )
 from tests.third_party_cloud import CLIENT, SECRET, ThirdPartyCloud
 
+pytestmark = pytest.mark.slow
+
+
 HOUR_MS = 3_600_000
 SUBSCRIPTION = f"/subscriptions/{KITCHEN}"
 SET_ON = {"ddid": KITCHEN, "data": {"actions": [{"name": "setOn"}]}}

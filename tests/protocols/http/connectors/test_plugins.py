@@ -31,6 +31,9 @@ from tests.protocols.http.connectors.conftest import (
 from tests.rows import each_row
 from tests.third_party_cloud import ACCOUNT
 
+pytestmark = pytest.mark.slow
+
+
 PLUGIN = """
 from broker.connectors.plugin import ActionDefinition, ConnectorPlugin, Event, Notification, Notified, Request
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import httpx
 import msgspec
+import pytest
 
 from broker.cluster.kinds import DEVICE
 from broker.connectors.terms import ConnectorTerms
@@ -37,6 +38,9 @@ from tests.protocols.http.connectors.conftest import (
 from tests.rows import each_row
 from tests.third_party_cloud import ACCOUNT, ThirdPartyCloud
 from tests.wording import INVALID
+
+pytestmark = pytest.mark.slow
+
 
 CALLBACK = f"/cloudconnectors/{LIGHT_TYPE}/auth"
 UNKNOWN = "ff" * 16

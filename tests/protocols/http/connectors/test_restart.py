@@ -12,6 +12,9 @@ from tests.fakes import FakeClock
 from tests.protocols.http.connectors.conftest import REFERER, bind, pull, query_of, quiet, terms
 from tests.third_party_cloud import ThirdPartyCloud
 
+pytestmark = pytest.mark.slow
+
+
 SET_ON = b'{"actions":[{"name":"setOn"}]}'
 
 

@@ -16,6 +16,9 @@ from tests.protocols.http.connectors.test_restart import link
 from tests.protocols.http.test_developer import set_role
 from tests.third_party_cloud import ThirdPartyCloud
 
+pytestmark = pytest.mark.slow
+
+
 PATH: Final = f"/developer/devicetypes/{LIGHT_TYPE}/connector"
 
 

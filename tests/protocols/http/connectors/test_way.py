@@ -31,6 +31,9 @@ from tests.protocols.http.connectors.conftest import (
 )
 from tests.third_party_cloud import ACCOUNT, CLIENT, ThirdPartyCloud
 
+pytestmark = pytest.mark.slow
+
+
 MINUTE_MS = 60_000
 
 

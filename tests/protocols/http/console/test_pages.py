@@ -13,6 +13,9 @@ from tests.factories import ADA, KITCHEN, LIGHT_TYPE
 from tests.protocols.http.console.conftest import proof_in, sign_in
 from tests.rows import each_row
 
+pytestmark = pytest.mark.slow
+
+
 PATHS = [*("/console" + page.path for page in PAGES), f"/console/devices/{KITCHEN}"]
 PATHS += [page.path.replace("<id_>", LIGHT_TYPE if "/types/" in page.path else KITCHEN) for page in DASHBOARDS]
 

@@ -26,6 +26,8 @@ from tests.protocols.http.console.conftest import NewToken, proof_in
 from tests.protocols.http.direct_client import DirectClient
 from tests.protocols.http.test_conventions import error_of
 
+pytestmark = pytest.mark.slow
+
 
 async def test_a_page_needs_a_session_and_its_own_proof(
     browser: httpx.AsyncClient, page: httpx.Response, door: Address

@@ -4,7 +4,12 @@ import re
 from importlib.resources import files
 from typing import Final
 
+import pytest
+
 from tests.rows import each_row
+
+pytestmark = pytest.mark.slow
+
 
 #: Relative clauses instead of names, and words of the program for things of people.
 IDIOM: Final = (
