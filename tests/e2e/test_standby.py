@@ -341,6 +341,7 @@ def test_haproxy_sends_clients_to_the_node_that_serves(nodes: tuple[Node, Node],
         client.username_pw_set(device_id(3), device_token(3))
         client.connect("127.0.0.1", mqtts)
         client.loop_start()
+        wait_until(client.is_connected, "HAProxy has found the MQTT server of the node that took over")
         client.publish(f"/v1.1/messages/{device_id(3)}", '{"intensity":7}', qos=1).wait_for_publish(PATIENCE_SECONDS)
         client.disconnect()
         client.loop_stop()

@@ -40,7 +40,7 @@ from tests.postgresql import server
 from tests.rows import each_row
 from tests.stores import make_store
 
-pytestmark = pytest.mark.sqlite("in each run it has both engines")
+pytestmark = [pytest.mark.sqlite("in each run it has both engines"), pytest.mark.slow]
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

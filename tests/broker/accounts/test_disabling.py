@@ -6,6 +6,9 @@ from broker.accounts.sessions import AccountDisabled, WrongPassword
 from broker.errors import LinkOver, PermissionDenied, UserNotFound
 from broker.services import Services
 
+pytestmark = pytest.mark.slow
+
+
 _ADA, _PASSWORD, _ADDRESS = "ada@example.org", "correct horse battery staple", "192.0.2.1"
 
 

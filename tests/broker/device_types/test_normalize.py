@@ -15,6 +15,9 @@ from broker.errors import BadRequest
 from config.limits import JSON_NESTING_MAX
 from tests.rows import each_row
 
+pytestmark = pytest.mark.slow
+
+
 VALUE_CLASSES = ("Boolean", "Double", "Float", "Integer", "Long", "String")
 
 SMART_LIGHT = parse_manifest(

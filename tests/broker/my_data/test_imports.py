@@ -30,6 +30,9 @@ from tests.factories import ADA, BOBS, HALL, KITCHEN, NOW_MS, World
 from tests.rows import each_row
 from tests.stored_files import stored_files
 
+pytestmark = pytest.mark.slow
+
+
 __all__ = ["ada", "hall", "kitchen"]
 
 TIME = "2020-01-01T00:00:00.5Z"

@@ -27,6 +27,9 @@ from tests.rows import each_row
 from tests.tickets import at
 from tests.wording import INVALID
 
+pytestmark = pytest.mark.slow
+
+
 ALL: dict[str, Any] = {"startDate": 0, "endDate": NOW_MS}
 
 

@@ -13,6 +13,9 @@ from tests.protocols.http.conftest import bearer
 from tests.rows import each_row
 from tests.wording import INVALID
 
+pytestmark = pytest.mark.slow
+
+
 HOUR = NOW_MS - 3 * HOUR_MS - NOW_MS % HOUR_MS
 ADA = bearer(ADA_TOKEN)
 

@@ -22,6 +22,9 @@ from tests.factories import (
 from tests.protocols.http.conftest import bearer
 from tests.rows import each_row
 
+pytestmark = pytest.mark.slow
+
+
 PANEL_TOKEN = "3c" * 16  # Ada's, too
 PATH = "/users/self/applications"
 OF_DASHBOARD = {

@@ -17,6 +17,9 @@ from tests.protocols.http.conftest import bearer
 from tests.protocols.http.test_conventions import error_of
 from tests.rows import each_row
 
+pytestmark = pytest.mark.slow
+
+
 HEADERS: Final = bearer(ADA_TOKEN)
 ON: Final = {"ddid": HALL, "action": "setOn", "parameters": {}}
 WARM: Final = {"sdid": KITCHEN, "field": "temperature", "operator": ">", "operand": {"value": 25}}

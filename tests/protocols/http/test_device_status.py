@@ -25,6 +25,9 @@ from tests.protocols.http.conftest import bearer
 from tests.rows import each_row
 from tests.wording import INVALID
 
+pytestmark = pytest.mark.slow
+
+
 DEVICE = f"/devices/{KITCHEN}"
 
 

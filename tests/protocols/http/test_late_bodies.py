@@ -18,6 +18,9 @@ from tests.protocols.http.conftest import bearer
 from tests.protocols.http.test_conventions import error_of
 from tests.rows import each_row
 
+pytestmark = pytest.mark.slow
+
+
 DEVICE = f"/devices/{KITCHEN}"
 #: Calls of an owner on a device; of a user on nothing that the path names.
 CALLS = [

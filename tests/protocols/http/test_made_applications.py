@@ -40,6 +40,9 @@ from tests.protocols.http.test_order_of_checks import a_model, a_rule, a_scene, 
 from tests.stored_files import stored_files
 from tests.stores import columns_of
 
+pytestmark = pytest.mark.slow
+
+
 ONE: Final = f"/developer/applications/{DASHBOARD}"
 #: Objects that `a_life` makes through the dashboard.
 LIFE: Final = {"users": 1, "tokens": 2, "rules": 1, "scenes": 1, "models": 1, "subscriptions": 1, "exports": 1}

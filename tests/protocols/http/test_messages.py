@@ -27,6 +27,9 @@ from tests.protocols.http.conftest import bearer
 from tests.rows import each_row
 from tests.wording import INVALID
 
+pytestmark = pytest.mark.slow
+
+
 DATA = {"state": True}
 ACTIONS = {"actions": [{"name": "setOn"}]}
 UNKNOWN = "ff" * 16

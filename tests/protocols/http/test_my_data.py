@@ -1,6 +1,7 @@
 """Readers of a user's data (reference 5.9), imports over REST (10.5) and the sheet of a type (8.9)."""
 
 import httpx
+import pytest
 import trio
 
 from broker.my_data.imports import ImportStatistics
@@ -21,6 +22,9 @@ from tests.factories import (
 from tests.fakes import FakeClock
 from tests.protocols.http.conftest import bearer
 from tests.tickets import at
+
+pytestmark = pytest.mark.slow
+
 
 HEADERS = bearer(ADA_TOKEN)
 

@@ -17,6 +17,9 @@ from tests.protocols.http.accounts.browser import Browser, Form, give_password
 from tests.protocols.http.accounts.test_accept_share import code_in_mail as code_in_share_mail
 from tests.trial_world import user_of
 
+pytestmark = pytest.mark.slow
+
+
 LINK = "accept/trial"
 
 

@@ -36,6 +36,9 @@ from tests.fakes import FakeClock
 from tests.protocols.http.conftest import bearer
 from tests.rows import each_row
 
+pytestmark = pytest.mark.slow
+
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Authlib warns about the version of httpx
     from authlib.common.errors import AuthlibBaseError

@@ -13,6 +13,9 @@ from tests.broker.accounts.oauth_world import CALLBACK, PAGE, SECRETS, SERVER, T
 from tests.protocols.http.conftest import bearer
 from tests.rows import each_row
 
+pytestmark = pytest.mark.slow
+
+
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 
 

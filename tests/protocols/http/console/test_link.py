@@ -14,6 +14,9 @@ from tests.factories import ADA, World
 from tests.fakes import FakeClock
 from tests.protocols.http.direct_client import DirectClient
 
+pytestmark = pytest.mark.slow
+
+
 ADA_EMAIL = "ada@example.org"
 
 
