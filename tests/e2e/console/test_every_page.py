@@ -120,7 +120,7 @@ def test_the_console_asks_for_nothing_that_is_refused(chromium: Chromium, full: 
     person = full.user(chromium, email)
     ids = full.ids | full.of[email]
     area = HOME if email == PLAIN else "/developer"
-    drawn = [*sample([one for one in VISITS if one.startswith(area)], 6 if IS_CI else 1), "/operator"]
+    drawn = [*sample([one for one in VISITS if one.startswith(area)], 3 if IS_CI else 1), "/operator"]
     wrong = []
     for path in [path for route in drawn for path in VISITS[route]]:
         person.browser.open(person.origin + path.format_map(ids))
