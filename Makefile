@@ -53,11 +53,11 @@ check:
 
 # UNITS are the files and folders; all, if it is empty.
 unit: $(VENV)/.installed-test
-	$(call pytest_in_memory,--workers $(PROCESSORS) --ignore tests/e2e -m "not processes and not slow" --hypothesis-profile=daily $(UNITS))
+	$(call pytest_in_memory,--workers $(PROCESSORS) --ignore tests/e2e -m "not processes and not slow" $(UNITS))
 
 # Each statement of SQL is in two of these tests, where it is in two at all; some daemons are ended over PostgreSQL, too.
 both: $(VENV)/.installed-test
-	export ENGINE=postgresql; $(call pytest_in_memory,--workers $$(($(PROCESSORS) + 2)) --hypothesis-profile=daily -m both_engines)
+	export ENGINE=postgresql; $(call pytest_in_memory,--workers $$(($(PROCESSORS) + 2)) -m both_engines)
 
 # Statements that no test with that mark runs: in one process, so that it takes some minutes.
 statements: $(VENV)/.installed-test

@@ -1,6 +1,4 @@
-"""How many examples a property test tries: two of ten in CI's run (`CI=true`), one of ten in other ones.
-
-Each run has others. All that a test names are tried with `--hypothesis-profile=full`.
+"""How many examples a property test tries: one of ten, each run others. `--hypothesis-profile=full` tries all.
 
 And how much of a matrix is tried that takes many seconds: all of it in CI's run (`CI=true`), a part in other ones.
 """
@@ -24,11 +22,11 @@ _FULL = 100
 def register_profiles() -> None:
     """A test that is slow because the machine is busy does not fail."""
     slow = [hypothesis.HealthCheck.too_slow]
-    for name, count in (("full", _FULL), ("run", _FULL // 5), ("daily", _FULL // 10)):
+    for name, count in (("full", _FULL), ("run", _FULL // 10)):
         hypothesis.settings.register_profile(
             name, hypothesis.settings.default, max_examples=count, deadline=None, suppress_health_check=slow
         )
-    hypothesis.settings.load_profile("run" if IS_CI else "daily")
+    hypothesis.settings.load_profile("run")
 
 
 def examples(count: int) -> int:
@@ -38,12 +36,12 @@ def examples(count: int) -> int:
     return max(1, count * default.max_examples // _FULL)
 
 
-def every_nth_daily(nth: int, rows: Sequence[Row]) -> Sequence[Row]:
+def every_nth_outside_ci(nth: int, rows: Sequence[Row]) -> Sequence[Row]:
     """The rows of a table whose product with others takes seconds: all in CI's run, a part of them in other ones.
 
     Call it while pytest collects tests; the profile is known by then.
     """
-    return rows if examples(_FULL) > _FULL // 10 else rows[::nth]
+    return rows if IS_CI or examples(_FULL) == _FULL else rows[::nth]
 
 
 def drawn(rows: Sequence[Row], nth: int) -> list[Row]:

@@ -23,7 +23,7 @@ from protocols.http.rest.nouns import NOUNS
 from tests.certificates import Authority
 from tests.factories import ADA, ADA_TOKEN, APPLICATION_TOKEN, HALL, KITCHEN, NOW_MS, PANEL, World
 from tests.fakes import FakeClock
-from tests.properties import every_nth_daily
+from tests.properties import every_nth_outside_ci
 from tests.protocols.http.conftest import bearer
 from tests.reach_world import (
     GRANTS,
@@ -312,7 +312,7 @@ class TestWhatThePathNames:
         limits = Limits(rest_user="1/1000", rest_application="1/1000", quotas="off")
         return Settings(state_dir=settings.state_dir, limits=limits)
 
-    @each_row("grants", every_nth_daily(4, tuple(GRANTS)))
+    @each_row("grants", every_nth_outside_ci(4, tuple(GRANTS)))
     @each_row("token", TOKENS)
     async def test_a_device_in_the_path_must_be_granted(
         self, api: httpx.AsyncClient, reach: ReachWorld, fake_clock: FakeClock, grants: str, token: str
@@ -332,7 +332,7 @@ class TestWhatThePathNames:
         assert wrong == []
 
 
-@each_row("grants", every_nth_daily(4, tuple(GRANTS)))
+@each_row("grants", every_nth_outside_ci(4, tuple(GRANTS)))
 @each_row("token", TOKENS)
 async def test_a_device_in_a_query_or_a_body_must_be_granted(
     api: httpx.AsyncClient, reach: ReachWorld, fake_clock: FakeClock, grants: str, token: str
@@ -353,7 +353,7 @@ async def test_a_device_in_a_query_or_a_body_must_be_granted(
     assert wrong == []
 
 
-@each_row("grants", every_nth_daily(4, tuple(GRANTS)))
+@each_row("grants", every_nth_outside_ci(4, tuple(GRANTS)))
 @each_row("token", TOKENS)
 async def test_entries_of_a_batch_need_what_a_message_needs(
     api: httpx.AsyncClient, reach: ReachWorld, grants: str, token: str
@@ -367,7 +367,7 @@ async def test_entries_of_a_batch_need_what_a_message_needs(
     assert outcomes == [200 if is_allowed(call, WRITE, token, grants, *place) else 403 for place in places]
 
 
-@each_row("grants", every_nth_daily(4, tuple(GRANTS)))
+@each_row("grants", every_nth_outside_ci(4, tuple(GRANTS)))
 @each_row("token", TOKENS)
 async def test_lists_leave_out_what_is_not_granted(
     api: httpx.AsyncClient, services: Services, reach: ReachWorld, grants: str, token: str
@@ -398,7 +398,7 @@ async def test_lists_leave_out_what_is_not_granted(
         assert shares["total"] == len(reachable - own)
 
 
-@each_row("grants", every_nth_daily(4, tuple(GRANTS)))
+@each_row("grants", every_nth_outside_ci(4, tuple(GRANTS)))
 async def test_rules_need_read_on_their_source_and_write_on_their_destination(
     api: httpx.AsyncClient, services: Services, reach: ReachWorld, grants: str
 ) -> None:
@@ -442,7 +442,7 @@ async def test_rules_need_read_on_their_source_and_write_on_their_destination(
     assert wrong == []
 
 
-@each_row("grants", every_nth_daily(4, tuple(GRANTS)))
+@each_row("grants", every_nth_outside_ci(4, tuple(GRANTS)))
 async def test_scenes_need_what_their_devices_need(
     api: httpx.AsyncClient, services: Services, reach: ReachWorld, grants: str
 ) -> None:
@@ -483,7 +483,7 @@ async def test_scenes_need_what_their_devices_need(
             assert {one["id"] for one in listed.json()["data"]["scenes"] if one["name"] == "Old"} == shown
 
 
-@each_row("grants", every_nth_daily(4, tuple(GRANTS)))
+@each_row("grants", every_nth_outside_ci(4, tuple(GRANTS)))
 async def test_models_need_read_on_their_sources(api: httpx.AsyncClient, reach: ReachWorld, grants: str) -> None:
     """Objects of own devices and of shared ones: made when all is granted, and shown as far as it still is."""
     wrong: list[tuple[object, ...]] = []

@@ -20,7 +20,7 @@ from protocols.http.rest.batches import NewBatch
 from protocols.http.rest.sending import NewAction, NewMessage
 from protocols.http.rest.wanted import NewWanted
 from tests.factories import ADA_TOKEN, APPLICATION_TOKEN, BOBS, KITCHEN, KITCHEN_TOKEN, World
-from tests.properties import every_nth_daily
+from tests.properties import every_nth_outside_ci
 from tests.protocols.http.conftest import bearer
 from tests.protocols.http.test_order_of_checks import PARAMETER, Named, named, rows
 from tests.rows import each_row
@@ -76,7 +76,7 @@ def bodies(call: RestCall) -> list[bytes]:
         else []
     )
     turn = BODIES.index(call) % len(VALUES)
-    values = every_nth_daily(2, (VALUES[turn:] + VALUES[:turn])[::3])
+    values = every_nth_outside_ci(2, (VALUES[turn:] + VALUES[:turn])[::3])
     found = [value.encode() for value in values]
     paths: list[list[Any]] = [*members(example), *([name] for name in names if name not in example)]
     for path in paths:

@@ -10,7 +10,7 @@ from trio_websocket import WebSocketConnection
 from broker.devices.inventory import DeviceChanges
 from broker.services import Services
 from tests.factories import ADA_TOKEN, KITCHEN, World
-from tests.properties import every_nth_daily
+from tests.properties import every_nth_outside_ci
 from tests.protocols.websocket.peers import Peers, ask, closing, register, said
 from tests.protocols.websocket.test_events import events
 from tests.protocols.websocket.test_feeds import live, store
@@ -39,7 +39,7 @@ async def devices_until_kitchen(
     return seen
 
 
-@each_row("grants", every_nth_daily(4, tuple(GRANTS)))
+@each_row("grants", every_nth_outside_ci(4, tuple(GRANTS)))
 @each_row("token", TOKENS)
 async def test_the_live_feed_leaves_out_what_is_not_granted(
     peers: Peers, services: Services, reach: ReachWorld, grants: str, token: str
@@ -52,7 +52,7 @@ async def test_the_live_feed_leaves_out_what_is_not_granted(
     assert await devices_until_kitchen(socket, lambda frame: frame["sdid"]) == reach.readable(grants, "own", "shared")
 
 
-@each_row(("grants", "token"), every_nth_daily(5, CASES))
+@each_row(("grants", "token"), every_nth_outside_ci(5, CASES))
 async def test_the_event_feed_leaves_out_what_is_not_granted(
     peers: Peers, services: Services, reach: ReachWorld, grants: str, token: str
 ) -> None:
@@ -75,7 +75,7 @@ async def rename(services: Services, id_: str, name: str) -> None:
     )
 
 
-@each_row(("grants", "token"), every_nth_daily(5, CASES))
+@each_row(("grants", "token"), every_nth_outside_ci(5, CASES))
 async def test_a_feed_that_names_a_device_needs_read_on_its_type(
     peers: Peers, reach: ReachWorld, grants: str, token: str
 ) -> None:
@@ -89,7 +89,7 @@ async def test_a_feed_that_names_a_device_needs_read_on_its_type(
                 assert (await peers.refusal(path))[0] == 403
 
 
-@each_row("grants", every_nth_daily(4, tuple(GRANTS)))
+@each_row("grants", every_nth_outside_ci(4, tuple(GRANTS)))
 @each_row("token", TOKENS)
 async def test_the_device_channel_needs_read_and_write_on_the_type(
     peers: Peers, reach: ReachWorld, grants: str, token: str

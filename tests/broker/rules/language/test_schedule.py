@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from broker.rules.language.schedule import MINUTE_MS, Cron, InvalidScheduleError
 from storage.keys import Milliseconds
-from tests.properties import every_nth_daily, examples
+from tests.properties import every_nth_outside_ci, examples
 from tests.rows import each_row
 
 pytestmark = pytest.mark.slow
@@ -58,7 +58,7 @@ def changes(zone: str) -> list[Milliseconds]:
     return found
 
 
-@each_row("zone", every_nth_daily(2, _ZONES))
+@each_row("zone", every_nth_outside_ci(2, _ZONES))
 def test_every_time_of_ten_years_is_croniters_where_the_clock_shows_it(zone: str) -> None:
     """croniter counts on a clock without a zone. Each of its times comes once, twice, or not at all in the zone."""
     expression = "30 2 */5 * * *"
