@@ -61,7 +61,7 @@ both: $(VENV)/.installed-test
 
 # Statements that no test with that mark runs: in one process, so that it takes some minutes.
 statements: $(VENV)/.installed-test
-	export ENGINE=postgresql; $(call pytest_in_memory,-p tests.statements --ignore tests/e2e --ignore tests/cluster)
+	export ENGINE=postgresql PYTHONPATH=.; $(call pytest_in_memory,-p tests.statements --ignore tests/e2e --ignore tests/cluster)
 
 test:
 	$(BESIDE) lint tests
