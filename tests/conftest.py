@@ -34,7 +34,7 @@ from tests.fork_server import commands_forked
 from tests.leaks import KNOWN, record, taken
 from tests.opened_stores import OPENED
 from tests.postgresql import DATABASES, ENGINE, STATES, end_run, folder_of_run
-from tests.properties import register_profiles
+from tests.properties import begin_draws, register_profiles, seed
 from tests.stores import KeptStore, MigratedEngine
 from tests.tickets import jumping_positions
 
@@ -120,6 +120,7 @@ _run = ExitStack()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    begin_draws(config)
     folder = folder_of_run()
     patch = _run.enter_context(pytest.MonkeyPatch.context())
     # Argon2 at its lowest cost. tests/broker/test_secrets.py checks the cost of production in a separate process.
@@ -140,6 +141,10 @@ def pytest_configure(config: pytest.Config) -> None:
     forks = folder / f"forks-{ENGINE}"
     forks.mkdir(exist_ok=True)
     _run.enter_context(commands_forked(forks))
+
+
+def pytest_report_header() -> str:
+    return f"draws: TESTS_SEED={seed()}"
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

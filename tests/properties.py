@@ -1,6 +1,7 @@
 """How many examples a property test tries: one of ten, each run others. `--hypothesis-profile=full` tries all.
 
 And how much of a matrix is tried that takes many seconds: all of it in CI's run (`CI=true`), a part in other ones.
+Where a test draws a part of its rows, the number that pytest prints first repeats the draw: `TESTS_SEED=4711 pytest …`.
 """
 
 import os
@@ -17,6 +18,8 @@ IS_CI: Final = os.environ.get("CI") == "true"
 in_ci: Final = pytest.mark.skipif(not IS_CI, reason="it is in CI's run alone (CI=true)")
 
 _FULL = 100
+_SEED: Final = "TESTS_SEED"
+_NUMBER_OF_RUN: Final = "trunkline/seed"
 
 
 def register_profiles() -> None:
@@ -44,12 +47,26 @@ def every_nth_outside_ci(nth: int, rows: Sequence[Row]) -> Sequence[Row]:
     return rows if IS_CI or examples(_FULL) == _FULL else rows[::nth]
 
 
-def drawn(rows: Sequence[Row], nth: int) -> list[Row]:
-    """One in `nth` of the rows, others in each run; all with `--hypothesis-profile=full`. In their order.
+def begin_draws(config: pytest.Config) -> None:
+    """Choose the number of this run. Tests that failed are tried again with that of their run."""
+    assert config.cache is not None
+    former = config.cache.get(_NUMBER_OF_RUN, "") if config.getoption("lf") else ""
+    number = os.environ.setdefault(_SEED, former or str(random.SystemRandom().randrange(10_000)))
+    config.cache.set(_NUMBER_OF_RUN, number)
 
-    Call it in a test: all workers must collect the same tests.
-    """
+
+def seed() -> str:
+    return os.environ[_SEED]
+
+
+def chance() -> random.Random:
+    """Draws the same in each test of a run, and others in the next run."""
+    return random.Random(seed())  # noqa: S311 - of a test
+
+
+def drawn(rows: Sequence[Row], nth: int) -> list[Row]:
+    """One in `nth` of the rows, others in each run; all with `--hypothesis-profile=full`. In their order."""
     if examples(_FULL) == _FULL:
         return list(rows)
-    chosen = set(random.sample(range(len(rows)), max(1, len(rows) // nth)))
+    chosen = set(chance().sample(range(len(rows)), max(1, len(rows) // nth)))
     return [row for number, row in enumerate(rows) if number in chosen]

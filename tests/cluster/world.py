@@ -275,16 +275,19 @@ class ClusterWorld:
                 self._begin(node)
 
     def _look_at_leases(self) -> None:
-        """Note each epoch of each lease, as far as it is seen ten times a second."""
-        known: set[Epoch] = set()
+        """Note each epoch of each lease, as far as it is seen ten times a second: in a new history those of its begin,
+        too, which a mutant may give to somebody else."""
+        record, known = self.record, set[Epoch]()
         while not self.over.is_set():
             with suppress(psycopg.Error, StoreError), self.target.connect(name="tests") as connection:
                 while not self.over.wait(0.1):
                     rows = connection.execute("SELECT name, epoch, instance FROM lease").fetchall()
+                    if record is not self.record:
+                        record, known = self.record, set()
                     for one in sorted(Epoch(*row) for row in rows):
                         if one not in known:
                             known.add(one)
-                            self.record.epochs.append(one._replace(at=time.monotonic()))
+                            record.epochs.append(one._replace(at=time.monotonic()))
             self.over.wait(0.2)
 
     def holder(self, lease: str) -> Node:

@@ -2,7 +2,6 @@
 now apart. The texts are those in which engines differ: NUL, half characters, signs of SQL, numbers beyond 64 bits."""
 
 import json
-import random
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -15,7 +14,7 @@ import pytest
 
 from tests.daemon import ADA, DASHBOARD, LIGHT_TYPE, USER_TOKEN, Daemon, bearer, command_output, device_id, write_world
 from tests.postgresql import server
-from tests.properties import IS_CI, examples
+from tests.properties import IS_CI, chance, examples
 
 pytestmark = pytest.mark.sqlite("in each run it has a daemon on either engine")
 DEVICE, OTHER = device_id(0), device_id(1)
@@ -216,7 +215,7 @@ def _readings() -> Iterator[Call]:
 def test_both_engines_answer_the_same(both: tuple[httpx.Client, httpx.Client]) -> None:
     # A statement has any text in the same way: each run has a part of the pairs, in which each statement and text is.
     pairs = [(*_bodies(text), *_searches(text)) for text in TEXTS]
-    some = random.randrange(FRACTION)  # noqa: S311 - of a test
+    some = chance().randrange(FRACTION)
     calls = [call for n, of_text in enumerate(pairs) for m, call in enumerate(of_text) if (n + m) % FRACTION == some]
     calls += [call for n, call in enumerate(_numbers()) if n % FRACTION == some]
     calls += [*_readings()]

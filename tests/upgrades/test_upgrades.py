@@ -1,7 +1,6 @@
 """A store that any older version has made is opened, and its answers stay the same."""
 
 import json
-import random
 import subprocess
 import sys
 import tarfile
@@ -12,7 +11,7 @@ import pytest
 
 from storage import migrations
 from tests.daemon import Daemon
-from tests.properties import IS_CI, examples
+from tests.properties import IS_CI, drawn
 from tests.rows import each_row
 from tests.upgrades.record import STORES
 from tests.upgrades.world import ask, asked_by
@@ -96,11 +95,10 @@ def differences(daemon: Daemon, answers: dict[str, Any]) -> list[str]:
 
 
 def chosen() -> list[Path]:
-    """Of the other stores one in each run, or all with `--hypothesis-profile=full`."""
+    """Of the other stores another one in each run, or all with `--hypothesis-profile=full`."""
     others = [path for path in ARCHIVES[1:-1] if _name(path) not in FIRST_OF_THEIR_KIND]
     first = [path for path in ARCHIVES if _name(path) in FIRST_OF_THEIR_KIND]
-    drawn = others if examples(100) == 100 else [random.choice(others)]  # noqa: S311 - of a test
-    return [ARCHIVES[-1], *(first if IS_CI else []), *drawn]
+    return [ARCHIVES[-1], *(first if IS_CI else []), *drawn(others, len(others))]
 
 
 @each_row("archive", chosen())

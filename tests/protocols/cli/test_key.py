@@ -1,7 +1,6 @@
 """`trunkline key rotate`: a new key for a stopped daemon's store, finished by a second run after a kill at any step."""
 
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from protocols.operation.key_file import KeyFile
 from protocols.operation.state import open_state
 from storage.sealed import SEALED_COLUMNS
 from tests.broker.test_resealing import opened
+from tests.properties import chance
 from tests.protocols.operation.sealed_state import make_sealed_state
 from tests.stores import configuration, copy_state, storage_of, store_of
 
@@ -119,7 +119,7 @@ def test_after_a_kill_at_any_step_every_secret_opens_and_a_second_run_finishes(s
         ended, all_ = killed(1_000_000)
         assert ended == 0
         assert all_ > 3 * len(SEALED_COLUMNS)  # at least: begin, read, commit of each column
-        first = _EACH + random.randrange(_SOME)  # noqa: S311 - of a test
+        first = _EACH + chance().randrange(_SOME)
         for number in chain(range(_EACH), range(first, all_ - _EACH, _SOME), count(all_ - _EACH)):
             signalled, _ = killed(number)
             assert signalled in {0, signal.SIGKILL}

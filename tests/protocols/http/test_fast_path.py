@@ -1,7 +1,6 @@
 """Plain calls have a fast path past Hypercorn and Quart, and nobody can tell by the answer which way it took."""
 
 import os
-import random
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -44,6 +43,7 @@ from tests.factories import (
     NOW_MS,
     World,
 )
+from tests.properties import chance
 from tests.protocols.http.conftest import repeat_head
 
 pytestmark = pytest.mark.slow
@@ -335,7 +335,7 @@ async def test_both_paths_answer_every_call_alike(
     services: Services, short: Address, long: Address, left: Left
 ) -> None:
     """Each call with one of the tokens, which do not depend on it; with which one differs in each run."""
-    asked, turn = calls_of(services), random.randrange(3)  # noqa: S311
+    asked, turn = calls_of(services), chance().randrange(3)
     assert len(asked) > 200
     async with connected(short) as one, connected(long) as other:
         for number, (method, path) in enumerate(asked, start=turn):

@@ -1,7 +1,6 @@
 """The texts of the pages in English, German and French (reference 1.6)."""
 
 import json
-import random
 import re
 from collections.abc import Iterator
 from time import process_time
@@ -16,6 +15,7 @@ from broker.words import Words
 from config.languages import ENGLISH, LANGUAGES
 from protocols.http import texts
 from protocols.http.texts import TEXTS, Form, alike, preferred, reason_of, rich, said
+from tests.properties import drawn
 from tests.rows import each_row
 from tests.texts import (
     FILE,
@@ -141,7 +141,7 @@ def test_a_literal_in_a_template_is_found() -> None:
 def test_a_long_text_of_strangers_is_looked_at_in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(texts, "language", lambda: "de")
     began = process_time()
-    for key in random.sample(list(TEXTS), len(TEXTS) // 5):  # each run looks at others
+    for key in drawn(list(TEXTS), 5):
         parts = re.split(r"\{\w+\}", key)
         text = (parts[0] + "".join(f"x{part}" for part in parts[1:-1]) * 2_000)[:16_000] + "\0"
         alike(text)

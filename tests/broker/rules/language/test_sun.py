@@ -1,6 +1,5 @@
 """Sun expressions: against astral, against the sun's altitude, and the rules that are our own (reference 12.8)."""
 
-import random
 from datetime import UTC, date, datetime, timedelta
 from zoneinfo import ZoneInfo
 
@@ -11,6 +10,7 @@ from astral.sun import sunrise, sunset
 
 from broker.rules.language.schedule import MINUTE_MS, InvalidScheduleError, SunTime
 from storage.keys import Milliseconds
+from tests.properties import chance
 from tests.rows import each_row
 
 pytestmark = pytest.mark.slow
@@ -94,7 +94,7 @@ def test_every_event_of_a_year_is_there_and_no_other(name: str) -> None:
     seconds = np.arange(begins - 86_400, ends + 86_400, _STEP_SECONDS)
     double, missed, is_rising = 0, 0, name == "sunrise"
     # The sun is computed alike everywhere and for both: each place in the middle has one of them in two runs of four.
-    turn = random.randrange(4)  # noqa: S311
+    turn = chance().randrange(4)
     places = [
         place for number, place in enumerate(_EVERYWHERE) if abs(place[0]) > 50 or (number + turn) % 4 == is_rising
     ]
