@@ -2,7 +2,6 @@
 
 import compileall
 import importlib.util
-import random
 import re
 import shutil
 import struct
@@ -20,7 +19,7 @@ import pytest
 from deploy.build_deb import HOME, PYTHON, pack, stage, unit_of_package
 from tests.deb_chroot import OtherRoot, debian_python, other_root
 from tests.programs import require_program
-from tests.properties import in_ci
+from tests.properties import chance, in_ci
 
 ROOT = Path(__file__).parent.parent.parent
 DEVICE, DEVICE_TOKEN, USER_TOKEN = "d1" * 16, "d2" * 16, "33" * 16
@@ -157,7 +156,7 @@ def test_a_package_is_installed_used_upgraded_removed_and_purged(packages: Packa
         assert "No space left on device" in said
         assert "starts" in root.run("trunkline", "serve", "--dry-start", "--config", CONFIG)
         root.leave_room(None)
-        after = takes * random.uniform(0.05, 1.0)  # noqa: S311 - of a test
+        after = takes * chance().uniform(0.05, 1.0)
         killed = f"timeout --foreground --signal KILL {after:.2f} dpkg --install /root/second.deb || true"
         root.run("sh", "-c", killed)
         root.run("dpkg", "--install", "/root/second.deb")

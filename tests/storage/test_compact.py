@@ -1,7 +1,6 @@
 """`trunkline store compact`: an old store gets smaller, and nothing is lost wherever it is killed (reference 27.27)."""
 
 import os
-import secrets
 import shutil
 import sqlite3
 import sys
@@ -19,6 +18,7 @@ from storage.engines.sqlite import SqliteEngine
 from storage.engines.sqlite_compact import compact, room_needed, unfinished_copy
 from storage.sql import StoreDamagedError, StoreError, StoreFullError
 from tests.damaged_pages import damage, leaves
+from tests.properties import chance
 from tests.stores import make_store
 
 pytestmark = [pytest.mark.sqlite("the file is copied"), pytest.mark.slow]
@@ -115,7 +115,7 @@ def killed_at(line: int) -> Iterator[None]:
 def test_killed_at_any_point_all_rows_are_there(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A third of the points, others in each run."""
     monkeypatch.setattr(sqlite_compact, "_OPERATIONS", 10_000)
-    before, kills, has_ended = contents(old), secrets.randbelow(_NTH), False
+    before, kills, has_ended = contents(old), chance().randrange(_NTH), False
     while not has_ended:
         if (child := os.fork()) == 0:
             with killed_at(kills):
