@@ -23,7 +23,6 @@ from typing import Any, Final
 
 import httpx
 import pytest
-from openapi_schema_validator import OAS31Validator
 
 from tests.daemon import (
     ADA,
@@ -243,12 +242,11 @@ def check_refused(client: httpx.Client, document: Mapping[str, Any], kind: str) 
         }
         answer = client.request(method, path.format_map(examples))
         assert (answer.status_code, name) == (403, name)
-        described = operation["responses"]["403"]
-        if "$ref" in described:
-            described = document["components"]["responses"][described["$ref"].rpartition("/")[2]]
-        ((content_type, media),) = described["content"].items()
-        assert answer.headers["Content-Type"].startswith(content_type)
-        OAS31Validator(media["schema"] | {"components": document["components"]}).validate(answer.json())
+        assert "403" in operation["responses"], name
+        assert answer.headers["Content-Type"] == "application/json; charset=utf-8"
+        (error,) = answer.json().values()
+        assert error["code"] == 403
+        assert error.keys() - {"errorType", "errorMessage"} == {"code", "message", "id"}
 
 
 @dataclass(frozen=True, slots=True)
