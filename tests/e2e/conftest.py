@@ -4,9 +4,9 @@ import datetime as dt
 import ipaddress
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import pytest
@@ -16,12 +16,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from tests.daemon import APPLICATION_TOKEN, USER_TOKEN, Daemon, bearer, device_id, running_daemon
-from tests.e2e.accounts.node_program import axe_script, installed_programs
+from tests.e2e.accounts.node_program import installed_programs
 from tests.forked_program import forked_program
-from tests.properties import IS_CI
-
-if TYPE_CHECKING:  # most tests have no use for a browser
-    from tests.browser import Chromium
 
 DEVICES = 200
 
@@ -75,16 +71,6 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def node_folder() -> Path:
     return installed_programs()
-
-
-@pytest.fixture(scope="module")
-def with_axe(window: "Chromium", node_folder: Path) -> Iterator[None]:
-    """From here to the end of the file, each page has axe when it is opened, in CI, where most are looked at.
-
-    To bring it to a page that is open takes 70 ms of processor time.
-    """
-    with window.bringing(axe_script(node_folder)) if IS_CI else nullcontext():
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ Screenshots are stored in the folder that the environment variable SCREENSHOTS n
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from random import sample
 from typing import Final
 
 import pytest
@@ -16,7 +17,7 @@ from tests.e2e.accounts.person import NAME_LABEL, Person
 from tests.e2e.accounts.postbox import Postbox
 from tests.e2e.accounts.world import GALE_EMAIL, OWN_EMAILS, PASSWORD, TV, WEB
 from tests.e2e.console.measures import measured
-from tests.properties import IS_CI, chance
+from tests.properties import IS_CI, drawn
 
 # The rules of the Web Content Accessibility Guidelines, and the best practices of the authors of axe.
 RULES: Final = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
@@ -182,13 +183,12 @@ NO_PAGES: Final = ("/logout", "/signout", "/external", "/external/callback", *_D
 
 
 _EACH: Final = [page for pages in PAGES.values() for page in pages]
-#: axe looks at all of them in CI, and else at three, which are others in each run.
-_SEEN_BY_AXE: Final = frozenset(_EACH if IS_CI else chance().sample(_EACH, 3))
+#: axe looks at a third of them in CI, and else at three, which are others in each run.
+_SEEN_BY_AXE: Final = frozenset(drawn(_EACH, 3) if IS_CI else sample(_EACH, 3))
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_pages_have_no_overflow_and_no_findings_of_axe(
-    with_axe: None,
     person: Person,
     way: Callable[[Person], Iterator[str]],
     screenshots: Path | None,

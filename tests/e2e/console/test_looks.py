@@ -12,7 +12,7 @@ from tests.daemon import LIGHT_TYPE, device_id
 from tests.e2e.accounts.test_looks import faults, findings
 from tests.e2e.console.user import User
 from tests.e2e.console.world import Site
-from tests.properties import in_ci
+from tests.properties import drawn, in_ci
 
 
 def devices(user: User) -> None:
@@ -66,7 +66,7 @@ def really(user: User) -> None:
 
 
 TYPE: Final = f"/developer/types/{LIGHT_TYPE}"
-#: States that axe looks at, too.
+#: States of which axe looks at some, others in each run.
 STATES: Final[list[Callable[[User], None]]] = [no_device, device, waiting_device, wrong_name, really]
 #: Pages with little or nothing to show, each with words that it shows when it is complete.
 EMPTY: Final = {
@@ -80,15 +80,15 @@ EMPTY: Final = {
 
 @in_ci
 def test_pages_have_no_overflow_and_no_findings_of_axe(
-    with_axe: None, ada: User, site: Site, screenshots: Path | None, node_folder: Path
+    ada: User, site: Site, screenshots: Path | None, node_folder: Path
 ) -> None:
     site.send(1, state=True, intensity=99, colorRGB={"r": 1, "g": 2, "b": 3}, text="a rather long text " * 5)
     wrong = []
     for number, lead_to in enumerate(STATES):
         ada.browser.show(DESKTOP, dark=False)
         lead_to(ada)
-        # They share their colors.
-        wrong += faults(ada.browser, node_folder, lead_to.__name__, screenshots, dark=number % 2 == 1)
+        dark, with_axe = number % 2 == 1, lead_to in drawn(STATES, 2)  # they share their colors
+        wrong += faults(ada.browser, node_folder, lead_to.__name__, screenshots, dark=dark, with_axe=with_axe)
     for path, words in EMPTY.items():
         ada.browser.show(DESKTOP, dark=False)
         ada.browser.open(ada.origin + path)
