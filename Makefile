@@ -51,9 +51,11 @@ lint: $(VENV)/.installed-test
 check:
 	$(BESIDE) lint unit
 
-# UNITS are the files and folders; all, if it is empty.
+# UNITS are the files and folders; all, if it is empty. The end of the output names tests that took more than a second:
+# they need the mark slow, or less to do.
+LONG = --durations=10 --durations-min=1
 unit: $(VENV)/.installed-test
-	$(call pytest_in_memory,--workers $(PROCESSORS) --ignore tests/e2e -m "not processes and not slow" $(UNITS))
+	$(call pytest_in_memory,--workers $(PROCESSORS) --ignore tests/e2e -m "not processes and not slow" $(LONG) $(UNITS))
 
 # Each statement of SQL is in two of these tests, where it is in two at all; some daemons are ended over PostgreSQL, too.
 both: $(VENV)/.installed-test

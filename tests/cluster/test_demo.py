@@ -1,10 +1,11 @@
-"""`trunkline demo --nodes 3`: three nodes, a database and a balancer by one command, also when a node is killed."""
+"""`trunkline demo --nodes 2`: two nodes, a database and a balancer by one command, also when a node is killed."""
 
 import os
 import re
 import shutil
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,7 +80,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
     state = tmp_path_factory.mktemp("demo") / "state"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRUNKLINE_LIMITS_RATE_LIMITS", "off")
-        process = start_command("demo", "--nodes", "3", "--state", state, *DEMO_ON_ANY_PORT, *_BALANCER)
+        process = start_command("demo", "--nodes", "2", "--state", state, *DEMO_ON_ANY_PORT, *_BALANCER)
     assert isinstance(process, ForkedProcess)
     found = Demo(process, "")
     try:
@@ -109,7 +110,7 @@ def balancer_of(demo: Demo) -> str:
 
 @in_ci
 def test_it_says_where_everything_is(demo: Demo) -> None:
-    assert list(demo.nodes) == ["a", "b", "c"]
+    assert list(demo.nodes) == ["a", "b"]
     assert f"Look at   http://{balancer_of(demo)}/operator: " in demo.said
     assert f"Console   http://{balancer_of(demo)}/console/enter?code=" in demo.said
     assert f"export URL=http://{balancer_of(demo)} " in demo.said
@@ -120,19 +121,11 @@ def test_it_says_where_everything_is(demo: Demo) -> None:
 
 
 @in_ci
-def test_all_devices_send_on_when_a_node_is_killed(demo: Demo) -> None:
-    wait_until(lambda: set(demo.sent(balancer_of(demo))) == set(SIMULATED), "each device has sent")
-    demo.kill("b")
-    before = demo.sent(balancer_of(demo))
-    wait_until(lambda: all(mid != before[one] for one, mid in demo.sent(balancer_of(demo)).items()), "all send on")
-
-
-@in_ci
 def test_a_second_demo_on_the_same_folder_leaves_the_database_of_the_first_one_alone(demo: Demo) -> None:
     done = run_command("demo", "--nodes", "2", "--state", demo.found(r"State +(\S+)"))
     assert (done.returncode, done.stdout) == (2, "")
     assert "stop that demo, or name another folder" in done.stderr
-    assert set(demo.sent(balancer_of(demo))) == set(SIMULATED)
+    wait_until(lambda: set(demo.sent(balancer_of(demo))) == set(SIMULATED), "each device has sent")
 
 
 #: The page is told that the last node was heard five seconds ago.
@@ -154,9 +147,9 @@ def test_the_operator_sees_all_nodes_at_any_width(demo: Demo, window: Chromium) 
     window.open(demo.found(r"Console   (\S+)"))
     with window.bringing(_SILENT):
         window.open(f"http://{balancer_of(demo)}/operator")
-    # One that was killed is among them until the others have buried it, and again when it has started again.
+    # One that was killed is not among them from when the other has buried it until it has started again.
     nodes = "texts('#nodes tbody th').map((name) => name[0]).join()"
-    window.until(f"['a,b,c', 'a,b', 'a,c'].includes({nodes}) && !document.querySelector('[aria-busy]')")
+    window.until(f"{nodes} === 'a,b' && !document.querySelector('[aria-busy]')")
     assert window.texts("#nodes td[data-label=State]")[-1] == "silent for 5 s"
     assert any("is silent" in one and "After 8 s the others take its work" in one for one in window.texts(".alarms li"))
     assert not any("of each node alone" in one for one in window.texts("#doctor tr")), "the box of nodes says it"
@@ -166,6 +159,23 @@ def test_the_operator_sees_all_nodes_at_any_width(demo: Demo, window: Chromium) 
             window.screenshot(Path(folder) / f"nodes-{size[0]}{'.dark' * dark}.png")
     assert measured(window, longest=8_000) == []  # a card for each node, and for each listener
     window.leave()
+
+
+@in_ci
+def test_all_devices_send_on_when_a_node_is_killed(demo: Demo) -> None:
+    a = demo.nodes["a"]
+    wait_until(lambda: set(demo.sent(a)) == set(SIMULATED), "each device has sent")
+    demo.kill("b")
+    before = demo.sent(a)
+    wait_until(lambda: all(mid != before[one] for one, mid in demo.sent(a).items()), "all send on")
+
+    def is_answered() -> bool:
+        """Until the balancer has seen that the node is away, a request that was on its way to it may be lost."""
+        with suppress(httpx.TransportError):
+            return set(demo.sent(balancer_of(demo))) == set(SIMULATED)
+        return False
+
+    wait_until(is_answered, "the balancer sends requests to the other one")
 
 
 async def test_a_simulated_device_waits_for_a_node_without_asking_again_and_again(tmp_path: Path) -> None:

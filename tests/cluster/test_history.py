@@ -129,7 +129,7 @@ MUTANTS: Final[Sequence[tuple[Callable[[pytest.MonkeyPatch], None], str]]] = (
 
 @in_ci
 async def test_the_checker_finds_mutants(monkeypatch: pytest.MonkeyPatch) -> None:
-    for mutant, rule in drawn(MUTANTS, 3):
+    for mutant, rule in drawn(MUTANTS, 2):
         with monkeypatch.context() as patched:
             mutant(patched)
             found = await problems_until(rule)

@@ -186,15 +186,16 @@ def test_expressions_have_the_same_value(store: EngineConnection, sql: str, expe
 
 def test_more_than_65535_values_go_into_one_statement(store: EngineConnection) -> None:
     """A statement of PostgreSQL takes no more parameters, and one of SQLite fewer."""
-    many = range(70_000)
-    store.insert_many("counter", ("name", "value"), [(str(key), key) for key in many])
-    store.put_many("consumer", ("name", "position"), ("name",), [(str(key), key) for key in many])
+    many = range(66_000)
+    pairs = [(str(key), key) for key in many[::2]]
+    store.insert_many("counter", ("name", "value"), pairs)
+    store.put_many("consumer", ("name", "position"), ("name",), pairs)
     assert len(RollupStore(store).add_fields([f"a.{key}" for key in many])) == len(many)
     found = store.execute(
         f"SELECT count(*) AS n FROM consumer WHERE position IN ({store.numbers_in('them')})",  # noqa: S608
         {"them": str(list(many))},
     ).one()
-    assert dict(found or {}) == {"n": len(many)}
+    assert dict(found or {}) == {"n": len(pairs)}
 
 
 def test_an_empty_list_has_nothing_in_it(store: EngineConnection) -> None:

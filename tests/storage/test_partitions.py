@@ -241,18 +241,18 @@ def test_room_of_deleted_rows_is_told_and_used_again(engine: PostgresqlEngine, w
         with engine.snapshot() as snapshot:
             return measure(snapshot.rows, now_ms=NOW_MS)
 
-    fill(60_000)
+    fill(20_000)
     full, size = measured(), pages()
     assert full.free_bytes < size / 10
-    deleted = RetentionStore(writer).delete("message", behind=0, upto=30_000, types=None)
-    assert deleted == 30_000
+    deleted = RetentionStore(writer).delete("message", behind=0, upto=10_000, types=None)
+    assert deleted == 10_000
     half = measured()
     assert half.free_bytes == pytest.approx(size / 2, rel=0.3)
     assert half.of("messages") == pytest.approx(full.of("messages") / 2, rel=0.3)
     size_bytes, free_bytes = RetentionStore(writer).size_bytes()
     assert size_bytes == pytest.approx(half.store_bytes, rel=0.05)  # the server has maps and counts of its own
     assert free_bytes == pytest.approx(half.free_bytes, rel=0.1)
-    fill(30_000)
+    fill(10_000)
     assert pages() < size * 1.1  # with pages of the index, which are free one vacuum later
     assert measured().free_bytes < size / 10
 

@@ -20,6 +20,7 @@ from typing import Any, Final
 import psycopg
 import pytest
 import trio
+from msgspec import structs
 
 from config.settings import Cluster, Settings, Storage
 from protocols.operation.standby import cut_silent_forever
@@ -31,6 +32,7 @@ from storage.engines import postgresql_schema as schema
 from storage.engines.postgresql import PostgresqlEngine
 from storage.engines.postgresql_connection import PostgresqlConnection
 from storage.engines.postgresql_target import Target, explained, is_away
+from storage.engines.sqlite import SqliteEngine
 from storage.journal import Journal
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.records import MessageRow
@@ -38,7 +40,6 @@ from storage.sql import StoreAwayError, StoreBusyError, StoreError, StoreFullErr
 from storage.transaction import Transaction
 from tests.cutting_proxy import CuttingProxy
 from tests.postgresql import Server, as_server, server
-from tests.properties import in_ci
 from tests.rows import each_row
 
 pytestmark = pytest.mark.slow
@@ -900,21 +901,12 @@ def test_a_wrong_password_is_named(tmp_path: Path) -> None:
         own.stop("immediate")
 
 
-@in_ci  # an interpreter that loads the whole daemon
-def test_without_the_library_the_extra_is_named() -> None:
-    """And SQLite needs nothing of it."""
-    program = """
-import sys
-from pathlib import Path
-sys.modules["psycopg"] = None
-from config.settings import Settings, Storage
-from storage.engines import engine_of
-import protocols.cli, protocols.daemon
-engine_of(Settings(state_dir=Path("/nowhere")))
-try:
-    engine_of(Settings(state_dir=Path("/nowhere"), storage=Storage(url="postgresql://h/d")))
-except Exception as error:
-    print(error)
-"""
-    done = run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=dict(os.environ))
-    assert "install trunkline[postgresql]" in done.stdout
+def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And SQLite needs nothing of it (tests/protocols/cli/test_imports.py: nor does the daemon)."""
+    monkeypatch.delitem(sys.modules, "storage.engines.postgresql")
+    for name in ("psycopg", "psycopg.sql"):
+        monkeypatch.setitem(sys.modules, name, None)
+    settings = Settings(state_dir=Path("/nowhere"))
+    assert isinstance(engine_of(settings), SqliteEngine)
+    with pytest.raises(StoreError, match=re.escape("install trunkline[postgresql]")):
+        engine_of(structs.replace(settings, storage=Storage(url="postgresql://h/d")))

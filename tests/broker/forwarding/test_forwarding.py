@@ -35,7 +35,7 @@ async def devices_of_edge(services: Services) -> list[Any]:
 
 
 async def test_each_message_is_stored_once_whatever_is_lost_on_the_way(two: Two, autojump_clock: MockClock) -> None:
-    await two.settled()
+    await two.sent_on(75)
     two.line.faults.extend(["away", "unheard", "away", "unheard", "", "unheard"])
     for value in range(30):
         await two.send(value)
@@ -53,7 +53,7 @@ async def test_each_message_is_stored_once_whatever_is_lost_on_the_way(two: Two,
 
 @pytest.mark.both_engines
 async def test_a_message_keeps_its_time_and_its_mid_is_found_again(two: Two, autojump_clock: MockClock) -> None:
-    await two.settled()
+    await two.sent_on(75)
     await two.send(1, 2, ts=1_700_000_000_000)
     await two.settled()
 
@@ -72,7 +72,7 @@ async def test_a_message_keeps_its_time_and_its_mid_is_found_again(two: Two, aut
 
 @pytest.mark.parametrize("forward", [replace(CENTRE, begin="start", order="newest")])
 async def test_with_the_newest_first_each_message_is_stored_once(two: Two, autojump_clock: MockClock) -> None:
-    await two.settled()
+    await two.sent_on(75)
     two.line.faults.extend(["away"] * 1_000)
     for first in range(0, 4_000, 100):
         await two.send(*range(first, first + 100))
@@ -81,14 +81,14 @@ async def test_with_the_newest_first_each_message_is_stored_once(two: Two, autoj
     two.line.faults.clear()
     two.line.faults.extend(["", "unheard", "", "away", "unheard"])
     await two.send(4_000)
-    await two.settled(600)
+    await two.sent_on(600)
     assert await two.at_centre() == Counter(range(4_001))
     batches = [one.batch for one in two.line.asked if one.batch is not None]
     assert any(one.after < before.after for before, one in pairwise(batches)), "an older part later"
 
 
 async def test_actions_come_down_once(two: Two, autojump_clock: MockClock) -> None:
-    await two.settled()
+    await two.sent_on(75)
     await two.send(1)
     await two.settled()
     (device,) = await devices_of_edge(two.centre)
@@ -111,7 +111,7 @@ async def test_an_action_of_a_new_device_does_not_wait_for_the_end_of_a_request(
     two: Two, autojump_clock: MockClock
 ) -> None:
     """Also when another node of the upstream has made the device while the edge waited at this one."""
-    await two.settled()
+    await two.sent_on(75)
     await two.send(1)
     await two.settled(3)
     (device,) = await devices_of_edge(two.centre)
@@ -125,7 +125,7 @@ async def test_a_device_that_was_handed_over_at_the_upstream_has_no_part_in_it_a
     two: Two, autojump_clock: MockClock
 ) -> None:
     """Its new owner's Actions are no business of the former one's store, also those that wait for it."""
-    await two.settled()
+    await two.sent_on(75)
     await two.send(1)
     await two.settled()
     centre, token = two.centre, two.line.token
@@ -151,7 +151,7 @@ async def test_a_device_that_was_handed_over_at_the_upstream_has_no_part_in_it_a
 async def test_a_second_copy_of_a_store_is_refused_until_an_operator_accepts_it(
     two: Two, autojump_clock: MockClock
 ) -> None:
-    await two.settled()
+    await two.sent_on(75)
     await two.send(1)
     await two.settled()
     batch = next(one.batch for one in reversed(two.line.asked) if one.batch is not None)
@@ -175,7 +175,7 @@ async def test_a_second_copy_of_a_store_is_refused_until_an_operator_accepts_it(
 
 
 async def test_loops_are_refused(two: Two, autojump_clock: MockClock) -> None:
-    await two.settled()
+    await two.sent_on(75)
     await two.send(1)
     await two.settled()
     batch = next(one.batch for one in reversed(two.line.asked) if one.batch is not None)
@@ -200,7 +200,7 @@ async def test_loops_are_refused(two: Two, autojump_clock: MockClock) -> None:
 
 async def test_a_message_of_the_upstream_is_not_sent_back_to_it(two: Two, autojump_clock: MockClock) -> None:
     """As the centre would forward to the edge: the devices of the edge are left out."""
-    await two.settled()
+    await two.sent_on(75)
     await two.send(1)
     await two.settled()
     (device,) = await devices_of_edge(two.centre)
@@ -210,7 +210,7 @@ async def test_a_message_of_the_upstream_is_not_sent_back_to_it(two: Two, autoju
 
 @pytest.mark.parametrize("forward", [replace(CENTRE, devices=(HALL, "owner:bob@example.org"))])
 async def test_only_the_devices_of_the_entry_are_forwarded(two: Two, autojump_clock: MockClock) -> None:
-    await two.settled()
+    await two.sent_on(75)
     await two.send(1)
     await two.send(2, device=HALL)
     await two.send(3, device=BOBS)
@@ -223,7 +223,7 @@ async def test_only_the_devices_of_the_entry_are_forwarded(two: Two, autojump_cl
 async def test_a_type_that_the_upstream_does_not_know_is_brought_where_it_may_be(
     two: Two, autojump_clock: MockClock
 ) -> None:
-    await two.settled()
+    await two.sent_on(75)
     renamed = "UPDATE device_type SET unique_name = 'other.lamp' WHERE unique_name = 'example.smart_light'"
     await two.centre.core.database.write(lambda tx: tx.connection.execute(renamed) and None)
     await two.centre.device_types.catalog.reload()
@@ -241,7 +241,7 @@ async def test_a_type_that_the_upstream_does_not_know_is_brought_where_it_may_be
 
 
 async def test_a_device_that_was_deleted_at_the_upstream_gets_nothing(two: Two, autojump_clock: MockClock) -> None:
-    await two.settled()
+    await two.sent_on(75)
     await two.send(1)
     await two.settled()
     (device,) = await devices_of_edge(two.centre)
@@ -257,7 +257,7 @@ async def test_a_device_that_was_deleted_at_the_upstream_gets_nothing(two: Two, 
 async def test_a_disabled_device_keeps_what_comes_among_its_failed_messages(
     two: Two, autojump_clock: MockClock
 ) -> None:
-    await two.settled()
+    await two.sent_on(75)
     await two.send(1)
     await two.settled()
     (device,) = await devices_of_edge(two.centre)
@@ -284,13 +284,13 @@ NONSENSE = [
 
 
 async def test_whatever_the_upstream_answers_is_said_and_tried_again(two: Two, autojump_clock: MockClock) -> None:
-    await two.settled()
+    await two.sent_on(75)
     for number, (answer, text) in enumerate(NONSENSE):
         two.line.faults.extend([answer])
         await two.send(number)
         await two.settled(0.1)
         assert text in two.status.problem, text
-        await two.settled(150)
+        await two.sent_on(150)
         assert two.status.problem == ""
     assert await two.at_centre() == Counter(range(len(NONSENSE)))
 
@@ -298,7 +298,7 @@ async def test_whatever_the_upstream_answers_is_said_and_tried_again(two: Two, a
 async def test_it_goes_on_after_a_restart_and_takes_new_entries(
     two: Two, autojump_clock: MockClock, settings: Settings, forward: Forward
 ) -> None:
-    await two.settled()
+    await two.sent_on(75)
     await two.send(1)
     await two.settled()
     running = two.edge.forwarding.forwarding
@@ -317,7 +317,7 @@ async def test_it_goes_on_after_a_restart_and_takes_new_entries(
 @pytest.mark.both_engines
 async def test_status_says_how_far_behind_it_is_and_when_retention_begins(two: Two, autojump_clock: MockClock) -> None:
     two.edge.forwarding.forwarding._forwarders["centre"]._retention_days = 2
-    await two.settled()
+    await two.sent_on(75)
     two.line.faults.extend(["away"] * 1_000)
     await two.send(1, 2, 3)
     two.clock.advance(60_000)
@@ -360,7 +360,7 @@ def test_an_id_has_no_line_break(member: str) -> None:
 async def test_what_comes_while_its_device_is_changed_at_the_upstream_is_stored(
     two: Two, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await two.settled()
+    await two.sent_on(75)
     await two.send(1)
     await two.settled()
     (device,) = await devices_of_edge(two.centre)
@@ -383,7 +383,7 @@ async def test_what_comes_while_its_device_is_changed_at_the_upstream_is_stored(
 async def test_actions_that_come_while_their_device_is_changed_come_again(
     two: Two, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await two.settled()
+    await two.sent_on(75)
     await two.send(1)
     await two.settled()
     actions = two.edge.forwarding.forwarding._forwarders["centre"]._actions
@@ -407,7 +407,7 @@ async def test_actions_that_come_while_their_device_is_changed_come_again(
 @pytest.mark.parametrize("forward", [replace(CENTRE, max_kbit=8)])
 async def test_no_more_leaves_than_max_kbit(two: Two, autojump_clock: MockClock) -> None:
     """8 kbit/s are 1,000 bytes a second, of which a message takes 400 and its data."""
-    await two.settled()
+    await two.sent_on(75)
     await two.send(*range(40))
     await two.settled(8)
     assert 10 <= (await two.at_centre()).total() <= 30

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 
 async def test_an_upstream_that_is_slow_for_hours_gets_each_message_once(two: Two, autojump_clock: MockClock) -> None:
-    await two.settled()
+    await two.sent_on(75)
     two.line.seconds = 45
     two.line.faults.extend(["", "unheard", "", "away"] * 3)
     for first in range(0, 1_200, 300):
@@ -34,7 +34,7 @@ async def test_an_upstream_that_is_slow_for_hours_gets_each_message_once(two: Tw
 
 
 async def test_a_busy_upstream_is_left_alone_for_as_long_as_it_asks(two: Two, autojump_clock: MockClock) -> None:
-    await two.settled()
+    await two.sent_on(75)
     number = len(two.line.asked_at)
     two.line.faults.extend([UpstreamAnswer(429, {"retry-after": "600"}, b"")] * 2)
     await two.send(1)
@@ -50,7 +50,7 @@ async def test_a_busy_upstream_is_left_alone_for_as_long_as_it_asks(two: Two, au
 
 
 async def test_an_edge_whose_clock_is_in_1970_loses_nothing_and_is_told(two: Two, autojump_clock: MockClock) -> None:
-    await two.settled()
+    await two.sent_on(75)
     two.clock.now = 5_000
     await two.send(1, 2)
     await two.settled()
@@ -68,7 +68,7 @@ async def test_an_edge_whose_clock_is_in_1970_loses_nothing_and_is_told(two: Two
 async def test_a_device_that_is_deleted_while_its_messages_come_stops_no_others(
     two: Two, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await two.settled()
+    await two.sent_on(75)
     await two.send(1)
     await two.settled()
     (device,) = await devices_of_edge(two.centre)
@@ -91,7 +91,7 @@ async def test_a_device_that_is_deleted_while_its_messages_come_stops_no_others(
 async def test_a_quota_that_is_used_up_stops_the_edge_until_there_is_room(
     two: Two, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await two.settled()
+    await two.sent_on(75)
     left = 3
 
     class Quotas:
@@ -120,7 +120,7 @@ async def test_a_quota_that_is_used_up_stops_the_edge_until_there_is_room(
 async def test_a_token_that_is_revoked_in_the_middle_stops_it_until_there_is_another(
     two: Two, autojump_clock: MockClock
 ) -> None:
-    await two.settled()
+    await two.sent_on(75)
     await two.send(1)
     await two.settled()
     _, renewed = await two.centre.forwarding.book.renew("attic")
@@ -148,7 +148,7 @@ async def test_a_device_that_is_handed_over_at_the_edge_is_forwarded_while_the_e
     two: Two, autojump_clock: MockClock, goes_on: bool
 ) -> None:
     """As 30.1 says."""
-    await two.settled()
+    await two.sent_on(75)
     await two.send(1)
     await two.settled()
     known = (await two.edge.devices.registry.find(KITCHEN)).record

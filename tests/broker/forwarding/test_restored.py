@@ -68,7 +68,7 @@ async def test_a_restored_upstream_gets_what_it_lacks_once(
 async def test_a_restored_edge_that_has_nothing_to_send_is_refused_too_and_repeats_no_action(
     two: Two, autojump_clock: MockClock, forward: Forward, settings: Settings
 ) -> None:
-    await two.settled()
+    await two.sent_on(75)
     await two.send(1)
     await two.settled()
     (device,) = await devices_of_edge(two.centre)
@@ -113,7 +113,7 @@ async def test_a_restored_edge_that_has_nothing_to_send_is_refused_too_and_repea
 
 
 async def test_a_batch_says_up_to_where_everything_was_sent(two: Two, autojump_clock: MockClock) -> None:
-    await two.settled()
+    await two.sent_on(75)
     await two.send(1, 2)
     await two.settled()
     batch = next(one.batch for one in reversed(two.line.asked) if one.batch is not None)

@@ -71,7 +71,7 @@ async def test_many_manifests_come_in_several_requests(two: Two, autojump_clock:
     sizes = {f"acme.t{number}": 400_000 for number in range(3)}
     await bring_types(two)
     await send_at_once(two, await make_devices(two, sizes))
-    await two.settled()
+    await two.sent_on(75)
     assert await two.at_centre() == Counter(range(3))
     assert await types_of_centre(two.centre) == sizes.keys()
     brought = [len(one.types) for one in two.line.asked if one.types]
@@ -84,7 +84,7 @@ async def test_a_manifest_that_is_too_large_alone_does_not_stop_the_rest(two: Tw
     await bring_types(two)
     small, large = await make_devices(two, {"acme.small": 1_000, "acme.large": FORWARD_BODY_BYTES})
     await send_at_once(two, [large, small, large, small])
-    await two.settled()
+    await two.sent_on(75)
     assert await two.at_centre() == Counter([1, 3])
     status = two.status
     assert (status.state, status.sent, status.behind) == ("sends", 2, 0)

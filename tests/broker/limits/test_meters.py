@@ -317,7 +317,7 @@ _TWO_RESTARTS_IN_ONE_MILLISECOND = [
 
 @given(st.lists(_STEP, max_size=40), st.integers(0, DAY_MS))
 @example(_TWO_RESTARTS_IN_ONE_MILLISECOND, 0)
-@settings(deadline=None, max_examples=examples(75))
+@settings(deadline=None, max_examples=examples(150, run=7))
 def test_no_interleaving_allows_more_than_the_limit(steps: list[tuple[str, int]], start: int) -> None:
     """Calls, pauses and restarts in any order: never more than 5 in any 60 s, nor more than 12 on any UTC day."""
     clock, passed = FakeClock(NOW_MS + start), list[int]()

@@ -359,7 +359,7 @@ ends = st.one_of(ages, st.sampled_from([-MINUTE_MS, -HOUR_MS // 2, -HOUR_MS, -32
 queries = st.tuples(st.sampled_from(list(Interval)), ends, st.sampled_from([1, 10, 50, 100, 100]))
 
 
-@settings(max_examples=examples(50), deadline=None)
+@settings(max_examples=examples(100, run=5), deadline=None)
 @given(steps, st.lists(queries, min_size=1, max_size=4))
 def test_answers_equal_a_plain_recomputation(steps: list[Send | str], queries: list[tuple[Interval, int, int]]) -> None:
     # Few rows are many here, so that each way of adding them is taken.

@@ -245,7 +245,7 @@ def run_with_devices(test: object, *arguments: object) -> None:
     trio.run(main)
 
 
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(60, run=3), deadline=None)
 @given(
     st.lists(sent, max_size=25),
     st.sets(st.integers(0, 2), min_size=1),
@@ -285,7 +285,7 @@ def test_walking_to_the_end_and_back_gives_every_message_once_and_in_order(
 
 
 @pytest.mark.both_engines
-@settings(max_examples=examples(20), deadline=None)
+@settings(max_examples=examples(40, run=2), deadline=None)
 @given(
     st.lists(sent, min_size=1, max_size=12),
     st.lists(st.lists(sent, max_size=4), max_size=6),
@@ -318,7 +318,7 @@ _INTENSE = FieldMatch("intensity")
 
 
 @pytest.mark.both_engines
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(60, run=3), deadline=None)
 @given(
     st.lists(st.tuples(sent, st.booleans()), max_size=25),
     st.sets(st.integers(0, 2), min_size=1),

@@ -336,7 +336,7 @@ async def play(chance: random.Random, folder: Path, patch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.both_engines
-@tries(max_examples=examples(20), phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@tries(max_examples=examples(40, run=2), phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(st.integers(0, 2**32))
 def test_a_read_finds_each_acknowledged_message_once(seed: int) -> None:
     chance = random.Random(seed)  # noqa: S311

@@ -5,7 +5,6 @@ Screenshots are stored in the folder that the environment variable SCREENSHOTS n
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from random import sample
 from typing import Final
 
 import pytest
@@ -17,7 +16,7 @@ from tests.e2e.accounts.person import NAME_LABEL, Person
 from tests.e2e.accounts.postbox import Postbox
 from tests.e2e.accounts.world import GALE_EMAIL, OWN_EMAILS, PASSWORD, TV, WEB
 from tests.e2e.console.measures import measured
-from tests.properties import IS_CI, drawn
+from tests.properties import IS_CI, chance, drawn
 
 # The rules of the Web Content Accessibility Guidelines, and the best practices of the authors of axe.
 RULES: Final = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
@@ -184,7 +183,7 @@ NO_PAGES: Final = ("/logout", "/signout", "/external", "/external/callback", *_D
 
 _EACH: Final = [page for pages in PAGES.values() for page in pages]
 #: axe looks at a third of them in CI, and else at three, which are others in each run.
-_SEEN_BY_AXE: Final = frozenset(drawn(_EACH, 3) if IS_CI else sample(_EACH, 3))
+_SEEN_BY_AXE: Final = frozenset(drawn(_EACH, 3) if IS_CI else chance().sample(_EACH, 3))
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from itertools import cycle
 from pathlib import Path
-from random import sample
 from typing import Final
 
 import pytest
@@ -23,7 +22,7 @@ from tests.e2e.accounts.test_looks import findings
 from tests.e2e.console.content import MEMBER, PLAIN, STATION, VIEWER, Content, full_site
 from tests.e2e.console.measures import measured
 from tests.e2e.console.user import User
-from tests.properties import IS_CI, drawn
+from tests.properties import IS_CI, chance, drawn
 
 #: By the route: the paths to open, with the words that each shows when it is complete and, after "#", where.
 VISITS: Final[Mapping[str, Mapping[str, str]]] = {
@@ -120,9 +119,9 @@ def test_the_console_asks_for_nothing_that_is_refused(chromium: Chromium, full: 
     person = full.user(chromium, email)
     ids = full.ids | full.of[email]
     area = HOME if email == PLAIN else "/developer"
-    drawn = [*sample([one for one in VISITS if one.startswith(area)], 3 if IS_CI else 1), "/operator"]
+    routes = [*chance().sample([one for one in VISITS if one.startswith(area)], 3 if IS_CI else 1), "/operator"]
     wrong = []
-    for path in [path for route in drawn for path in VISITS[route]]:
+    for path in [path for route in routes for path in VISITS[route]]:
         person.browser.open(person.origin + path.format_map(ids))
         person.sees_all()
         wrong += [f"{path}: {one}" for one in refusals(person)]
@@ -160,7 +159,7 @@ _LANGUAGE_OF: Final = dict(zip(VISITS, cycle(["de", "fr", "de"])))
 #: axe looks at a page in one of them: it takes a quarter of a second, and pages share their colors.
 _LOOKS: Final = dict(zip(VISITS, cycle(LOOKS.values())))
 #: axe looks at a third of them in CI, and else at three, which are others in each run.
-_SEEN_BY_AXE: Final = frozenset(drawn(list(VISITS), 3) if IS_CI else sample(list(VISITS), 3))
+_SEEN_BY_AXE: Final = frozenset(drawn(list(VISITS), 3) if IS_CI else chance().sample(list(VISITS), 3))
 
 
 @pytest.mark.parametrize("area", [HOME, "/developer", "/operator"])

@@ -75,12 +75,15 @@ def test_commands_that_a_running_daemon_answers_load_neither_its_store_nor_its_l
 
 
 def test_the_daemon_loads_few_modules_and_looks_for_no_garbage_among_them() -> None:
-    """It is ready after 1.5 s of processor time; numpy, which only the learner needs, would take a tenth of that."""
+    """It is ready after 1.5 s of processor time; numpy, which only the learner needs, would take a tenth of that.
+
+    And with SQLite it needs no library of PostgreSQL.
+    """
     program = (
         "import gc, sys\nfrom protocols.cli import main\n"
         "gc.collect()\nbefore = gc.get_stats()[0]['collections']\nmain(['serve', '--help'], standalone_mode=False)\n"
         "print(len(sys.modules), gc.get_stats()[0]['collections'] - before, len(gc.get_objects()), file=sys.stderr)\n"
-        f"print(*(name for name in {SERVER!r} if name in sys.modules), file=sys.stderr)"
+        f"print(*(name for name in {(*SERVER, 'psycopg')!r} if name in sys.modules), file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     modules, collections, looked_at_later, *of_a_server = done.stderr.split()

@@ -442,6 +442,24 @@ async def test_rules_need_read_on_their_source_and_write_on_their_destination(
     assert wrong == []
 
 
+async def test_a_rule_of_the_application_alone_sends_only_with_write_on_its_destination(
+    api: httpx.AsyncClient, services: Services, reach: ReachWorld
+) -> None:
+    """Such a rule is shown to its application also where that lacks a permission."""
+    id_ = reach.devices["own", "theirs"]
+    condition = {"sdid": id_, "field": "state", "operator": "=", "operand": {"value": True}}
+    rule = {"if": condition, "then": {"ddid": id_, "action": "setOn"}}
+    of_ada = {"owner": ADA, "application": "Dashboard", "name": "Own", "scope": "thisApplication"}
+    await services.provisioning.apply({"rules": [{"id": f"{1:032x}", "rule": rule, **of_ada}]})
+    path = f"/rules/{1:032x}/actions"
+    for grants, token in product(("READ", "WRITE"), TOKENS.values()):
+        await reach.grant(grants)
+        may = is_granted(grants, "theirs", "WRITE")
+        shown = await api.get(path, headers=bearer(token))
+        assert shown.json()["data"] == {"testable": may}, (grants, token)
+        assert (await api.post(path, headers=bearer(token))).status_code == (200 if may else 403), (grants, token)
+
+
 @each_row("grants", every_nth_outside_ci(4, tuple(GRANTS)))
 async def test_scenes_need_what_their_devices_need(
     api: httpx.AsyncClient, services: Services, reach: ReachWorld, grants: str

@@ -3,13 +3,9 @@
 //
 //     node identity_provider.mjs CLIENT_ID CLIENT_SECRET
 
-import { webcrypto } from 'node:crypto'
 import { createServer } from 'node:http'
 import { createInterface } from 'node:readline'
 
-// What Node 18 does not have.
-globalThis.crypto ??= webcrypto
-URL.parse ??= (...given) => (URL.canParse(...given) ? new URL(...given) : null)
 console.warn = console.info = () => {} // that this is for tests only
 const { Provider } = await import('oidc-provider')
 
