@@ -40,7 +40,6 @@ def faked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Time:
     monkeypatch.setenv("LD_PRELOAD", str(library))
     monkeypatch.setenv("FAKETIME_TIMESTAMP_FILE", str(tmp_path / "offset"))
     monkeypatch.setenv("FAKETIME_NO_CACHE", "1")
-    monkeypatch.setenv("NO_FAKE_STAT", "1")  # else no bytecode is of the time of its file
     monkeypatch.setenv("TRUNKLINE_LIMITS_QUOTAS", "on")
     monkeypatch.setenv("FAKETIME_DONT_FAKE_MONOTONIC", "1")
     return found
