@@ -2,7 +2,7 @@
 
 The tests are collected once, and the workers are forks of that process: each is ready at once, and shares what all
 have imported. Workers that begin as interpreters of their own, as pytest-xdist's do, import the product and collect
-8,200 tests in 10 s of processor time each.
+7,100 tests in 10 s of processor time each.
 
 A worker runs the tests of a file in one piece, and takes the next file that nobody has begun. It sends its reports to
 the first process, which shows and counts them. A test in which a worker ends is a failure, and a new worker goes on

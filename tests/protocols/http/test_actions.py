@@ -157,6 +157,7 @@ async def test_by_name(api: httpx.AsyncClient, mids: list[str], parameter: str) 
     assert found(await search(api, **{parameter: "' OR 1 --"}, **ALL)) == []
 
 
+@pytest.mark.both_engines
 async def test_by_the_device_that_sent_them(api: httpx.AsyncClient, mids: list[str]) -> None:
     assert found(await search(api, sdid=HALL, **ALL)) == [mids[0], mids[2]]
     assert found(await search(api, sdid=HALL, ddid=KITCHEN, **ALL)) == [mids[0]]
@@ -232,6 +233,7 @@ async def sent(services: Services, lights: tuple[Device, Device]) -> None:
     await services.messages.ingest.wait_committed()
 
 
+@pytest.mark.both_engines
 @each_row(
     ("params", "expected"),
     [
@@ -272,6 +274,7 @@ async def test_messages_by_content(
         assert [entry["ts"] for entry in answer["data"]] == expected
 
 
+@pytest.mark.both_engines
 async def test_pages_of_a_filtered_search_have_no_holes(api: httpx.AsyncClient, sent: None) -> None:
     first = await search(api, path="/messages", filter="text=as", count=1, **ALL)
     second = await search(api, path="/messages", filter="text=as", count=1, offset=first["next"], **ALL)

@@ -3,6 +3,7 @@
 from typing import Any
 
 import httpx
+import pytest
 import trio
 
 from broker.accounts.tokens import Caller
@@ -56,6 +57,7 @@ async def test_everything_that_acts_on_ones_devices_is_listed_with_the_applicati
     assert not by_id[mine]["isOfConsole"]
 
 
+@pytest.mark.both_engines
 async def test_a_rule_whose_device_is_shared_no_more_is_no_longer_listed(
     api: httpx.AsyncClient, services: Services, world: World
 ) -> None:
@@ -107,6 +109,7 @@ async def test_the_console_opens_an_invalid_rule_of_another_application(
     assert shown["rule"]["if"]["sdid"] == KITCHEN
 
 
+@pytest.mark.both_engines
 async def test_names_are_told_to_those_who_may_know_them(
     api: httpx.AsyncClient, services: Services, world: World
 ) -> None:

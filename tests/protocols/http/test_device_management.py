@@ -215,6 +215,7 @@ async def test_a_developer_configures_and_uploads_and_makes_no_tasks(
     await bob("POST", "/devicemgmt/tasks", 403, json={"dtid": LIGHT_TYPE, "taskType": "R", "property": "akc.update"})
 
 
+@pytest.mark.both_engines
 @each_row(
     ("filter_", "dids"),
     [
@@ -312,6 +313,7 @@ async def test_a_type_has_a_bounded_number_of_tasks_that_have_not_ended(
     await ada("POST", "/devicemgmt/tasks", 200, json=body)
 
 
+@pytest.mark.both_engines
 async def test_a_task_as_it_is_created_and_as_it_ends(ada: Client) -> None:
     task = await ada.task("serverProperties.site", "write", dids=[KITCHEN], taskParameters={"value": 7})
     assert task == {

@@ -226,6 +226,7 @@ async def test_only_the_owner_offers_and_only_the_other_answers(api: httpx.Async
     error_of(await api.put(PATH, json={"status": "MAYBE"}, headers=bearer(BOB_TOKEN)), 400)
 
 
+@pytest.mark.both_engines
 async def test_an_unproved_address_gets_nothing(life: Life, services: Services, world: World) -> None:
     def unprove(tx: Transaction) -> None:
         tx.connection.execute("UPDATE user SET email_verified_on = NULL WHERE key = :key", {"key": world.bob})

@@ -123,6 +123,7 @@ async def test_who_may_see_a_type(api: httpx.AsyncClient, type_: str, token: str
     assert (await api.get(f"/devicetypes/{type_}{path}", headers=bearer(token))).status_code == status
 
 
+@pytest.mark.both_engines
 async def test_a_type_is_seen_by_whom_one_of_its_devices_is_shared_with(
     api: httpx.AsyncClient, services: Services, world: World
 ) -> None:
@@ -206,6 +207,7 @@ async def test_an_unknown_type_has_a_code_of_its_own(api: httpx.AsyncClient) -> 
     assert (error["code"], error["message"]) == (1101, "Device type does not exist.")
 
 
+@pytest.mark.both_engines
 @each_row(
     ("query", "token", "found"),
     [
@@ -278,6 +280,7 @@ async def test_a_wrong_page_is_refused(api: httpx.AsyncClient, path: str, query:
     assert answer.json()["error"]["errors"] == [[{"field": field, "messages": [text]}]]
 
 
+@pytest.mark.both_engines
 async def test_types_with_a_cloud_connector(api: httpx.AsyncClient, services: Services) -> None:
     assert await listed(api, "/devicetypes/cloudconnectors") == []
     await services.core.database.write(
@@ -304,6 +307,7 @@ async def test_types_of_a_user(api: httpx.AsyncClient, user: str, query: str, to
     assert await listed(api, f"/users/{user}/devicetypes?{query}", token) == found
 
 
+@pytest.mark.both_engines
 async def test_types_of_the_organizations_of_a_user_are_there_when_asked_for(
     api: httpx.AsyncClient, services: Services, world: World
 ) -> None:

@@ -277,6 +277,7 @@ async def test_a_second_deletion_finds_nobody(services: Services, zoe: UserRecor
     assert sorted(answers) == ["deleted", "not found", "not found"]
 
 
+@pytest.mark.both_engines
 async def test_what_is_under_way_for_the_user_ends_without_a_trace(
     services: Services, zoe: UserRecord, life: Life, tmp_path: Path
 ) -> None:
@@ -430,6 +431,7 @@ async def test_nobody_else_has_the_archive(zoe: UserRecord, life: Life, tmp_path
             error_of(await api.request(method, f"/users/{ZOE}/{path}", headers=bearer(token)), 403)
 
 
+@pytest.mark.both_engines
 async def test_the_archive_goes_with_the_user(zoe: UserRecord, life: Life, tmp_path: Path, services: Services) -> None:
     await life.live(zoe)
     await archived(life, tmp_path)
@@ -440,6 +442,7 @@ async def test_the_archive_goes_with_the_user(zoe: UserRecord, life: Life, tmp_p
     assert await left(services, tmp_path) == []
 
 
+@pytest.mark.both_engines
 async def test_an_archive_that_is_too_large_lacks_the_oldest_messages_and_says_so(
     zoe: UserRecord, life: Life, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,6 +93,7 @@ async def test_every_capability_ends_what_it_has(services: Services) -> None:
     assert sorted(services.accounts.application_ends.tables) == sorted(OBJECTS)
 
 
+@pytest.mark.both_engines
 async def test_everything_of_an_application_ends_at_once(
     api: httpx.AsyncClient, services: Services, world: World, admin: str, tmp_path: Path
 ) -> None:
@@ -175,6 +176,7 @@ async def test_what_cannot_be_deleted_says_why(api: httpx.AsyncClient, services:
     await ask(api, "DELETE", f"/developer/applications/{PANEL}", admin)
 
 
+@pytest.mark.both_engines
 async def test_a_developer_deletes_what_has_no_rights_of_its_own(
     api: httpx.AsyncClient, services: Services, world: World, admin: str
 ) -> None:

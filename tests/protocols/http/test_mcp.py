@@ -103,6 +103,7 @@ async def assistant(api: httpx.AsyncClient, world: World) -> Assistant:
     return Assistant(api)
 
 
+@pytest.mark.both_engines
 async def test_each_tool_answers_as_its_calls(assistant: Assistant, services: Services) -> None:
     mids = [await says(services, {"temperature": temperature}) for temperature in (20, 30)]
     headers = bearer(ADA_TOKEN)

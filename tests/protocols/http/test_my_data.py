@@ -76,6 +76,7 @@ async def test_a_file_over_rest(api: httpx.AsyncClient, services: Services, worl
     assert wrong.json()["error"]["errors"][0][0]["field"] == "header"
 
 
+@pytest.mark.both_engines
 async def test_the_sheet_of_a_type(api: httpx.AsyncClient, services: Services, world: World) -> None:
     kitchen = await services.devices.registry.get(world.kitchen)
     for days in (1, 1, 2):

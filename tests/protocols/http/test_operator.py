@@ -261,6 +261,7 @@ def test_of_texts_only_whether_they_are_set_is_shown() -> None:
     assert shown == {"a": "set", "b": "", "c": 7, "d": "2 set", "e": {"f": None, "g": True}}
 
 
+@pytest.mark.both_engines
 async def test_what_waits_is_decided(api: httpx.AsyncClient, services: Services, ada: str) -> None:
     type_ = await services.device_types.catalog.find(LIGHT_TYPE)
     free = {"name": "Free", "type": "free", "messageLimit": 5, "cost": "0"}
@@ -279,6 +280,7 @@ async def test_what_waits_is_decided(api: httpx.AsyncClient, services: Services,
     assert (await api.post("/operator/payments", json=unknown, headers=bearer(ada))).status_code == 404
 
 
+@pytest.mark.both_engines
 async def test_an_operator_deletes_a_user(api: httpx.AsyncClient, services: Services, ada: str) -> None:
     bob = await console_token(services, BOB)
     refused = await api.delete(f"/users/{ADA}", headers=bearer(bob))
@@ -298,6 +300,7 @@ async def pages(api: httpx.AsyncClient, path: str, token: str) -> Any:
     return answer.json()
 
 
+@pytest.mark.both_engines
 async def test_users_are_found_disabled_and_helped(api: httpx.AsyncClient, services: Services, ada: str) -> None:
     found = await pages(api, "/users?search=BOB@", ada)
     assert ([one["id"] for one in found["data"]], found["total"]) == ([BOB], 1)
@@ -325,6 +328,7 @@ async def test_somebody_is_invited(api: httpx.AsyncClient, services: Services, a
     assert answer.status_code == 400, answer.text
 
 
+@pytest.mark.both_engines
 async def test_devices_connections_and_organizations_are_shown(
     api: httpx.AsyncClient, services: Services, ada: str
 ) -> None:

@@ -374,6 +374,7 @@ async def test_money_for_a_deleted_device_has_to_go_back(
     assert [one.record.id for one in await services.monetization.payments.to_refund()] == [session.reference]
 
 
+@pytest.mark.both_engines
 async def test_without_an_application_the_page_says_that_the_money_goes_back(
     services: Services, pages: httpx.AsyncClient, stripe: StripeStandIn
 ) -> None:

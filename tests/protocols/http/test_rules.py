@@ -206,6 +206,7 @@ async def test_a_change_has_every_member_but_the_user(ada: Client, fake_clock: F
     await ada("DELETE", path, 404)
 
 
+@pytest.mark.both_engines
 async def test_lists(ada: Client, application: Client, api: httpx.AsyncClient) -> None:
     first = await ada.rule()
     second = await ada.rule(scope="allApplications", enabled=False)
@@ -258,6 +259,7 @@ async def test_what_another_application_sees(
     await beta("DELETE", f"/rules/{own['id']}", 403)
 
 
+@pytest.mark.both_engines
 async def test_rules_of_other_applications_are_listed_as_they_are_shown(
     ada: Client, api: httpx.AsyncClient, services: Services, world: World
 ) -> None:

@@ -30,6 +30,7 @@ async def test_the_categories(api: httpx.AsyncClient) -> None:
     assert await tags(api, "/tags/categories", APPLICATION_TOKEN) == [(name, True) for name in CATEGORIES]
 
 
+@pytest.mark.both_engines
 @each_row(
     ("path", "token", "found"),
     [

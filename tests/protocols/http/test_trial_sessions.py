@@ -34,6 +34,7 @@ def body_of(made: TrialWorld, **changed: Any) -> dict[str, Any]:
     return {"trialId": made.trial.record.id, "participantId": BOB, "devices": f"{BOBS}, "} | changed
 
 
+@pytest.mark.both_engines
 async def test_a_session_from_its_creation_to_its_end(api: httpx.AsyncClient, made: TrialWorld) -> None:
     tid = made.trial.record.id
     session = await data_of(api, ADA_TOKEN, "POST", "/trials/sessions", body_of(made))
@@ -113,6 +114,7 @@ async def test_who_may_and_what_is_refused(
         error_of(await call(api, ADA_TOKEN, method, at, given), 409)
 
 
+@pytest.mark.both_engines
 async def test_searches(api: httpx.AsyncClient, made: TrialWorld) -> None:
     tid = made.trial.record.id
     ids = []
@@ -175,6 +177,7 @@ async def test_objects_are_kept_and_returned(
     error_of(await call(api, ADA_TOKEN, "GET", f"{at}/key/mood"), 404)
 
 
+@pytest.mark.both_engines
 async def test_metadata_is_found_by_its_key_and_rules_are_shared_in_name_only(
     api: httpx.AsyncClient, made: TrialWorld
 ) -> None:
@@ -193,6 +196,7 @@ async def test_metadata_is_found_by_its_key_and_rules_are_shared_in_name_only(
     error_of(await call(api, ADA_TOKEN, "GET", f"{at}/metadata/{rule['id']}"), 404)  # that is a rule
 
 
+@pytest.mark.both_engines
 async def test_there_are_bounds(api: httpx.AsyncClient, made: TrialWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("broker.trials.sessions.TRIAL_SESSIONS", 1)
     monkeypatch.setattr("broker.trials.documents.TRIAL_DOCUMENTS", 1)

@@ -276,6 +276,7 @@ async def test_other_wrong_values_and_states(api: httpx.AsyncClient, services: S
         assert answer.json().get("error", {}).get("code") == code, (method, at, body, answer.text)
 
 
+@pytest.mark.both_engines
 async def test_the_states_of_an_invitation(
     api: httpx.AsyncClient, services: Services, made: TrialWorld, fake_clock: FakeClock
 ) -> None:

@@ -437,6 +437,7 @@ async def test_home_assistant_is_told_of_it_by_its_client_alone(home: Server, wo
     assert [topic for topic in space._retained if HALL.encode() in topic]
 
 
+@pytest.mark.both_engines
 async def test_one_topic_is_of_a_bounded_number_of_devices(
     home: Server, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

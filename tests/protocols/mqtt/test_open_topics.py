@@ -719,6 +719,7 @@ async def test_a_device_that_comes_again_has_the_same_allowance(server: Server) 
 # --- Restarts -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.both_engines
 async def test_what_is_retained_and_what_waits_outlives_the_daemon(opener: ServicesOpener, runner: Runner) -> None:
     async with running(opener, runner) as server:
         hall = await dialled(server, HALL, seconds=60)

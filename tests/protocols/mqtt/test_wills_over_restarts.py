@@ -182,6 +182,7 @@ async def test_a_connect_whose_will_cannot_be_stored_is_refused(server: Server, 
     assert await server.stored() == []
 
 
+@pytest.mark.both_engines
 @each_row("level", [4, 5])
 @each_row(
     ("will", "code"),

@@ -278,6 +278,7 @@ async def test_a_websocket_goes_on_too(peers: Peers, services: Services) -> None
     assert (status, body["error"]["errors"][0][0]["field"]) == (400, "since")
 
 
+@pytest.mark.both_engines
 async def test_a_gap_is_told_where_retention_has_deleted(peers: Peers, services: Services) -> None:
     mids = await stored(services, *[KITCHEN] * 6)
     positions = [services.messages.mids.position(mid) for mid in mids]

@@ -141,6 +141,7 @@ class TestOpen:
     def settings(self, settings: Settings) -> Settings:
         return replace(settings, mqtt=Mqtt(topics="open"))
 
+    @pytest.mark.both_engines
     @each_row("cuts", [1, 5])
     async def test_a_packet_of_a_mebibyte_comes_in_one_frame_or_in_several(self, peers: Peers, cuts: int) -> None:
         """Issue 44, 15: as over TCP. paho and MQTT.js send a packet as one frame."""

@@ -557,6 +557,7 @@ async def test_newcomers_need_an_invitation_where_sign_up_is_closed(
     assert await services.core.database.read(lambda tx: tx.codes.invitation_of("grace@example.org")) is None
 
 
+@pytest.mark.both_engines
 async def test_a_person_without_a_password_gets_none_by_mail(
     browser: Browser, provider: OpenIdProvider, services: Services
 ) -> None:

@@ -115,6 +115,7 @@ async def _readings() -> Response:
     return Response(msgspec.json.encode({"data": {"readings": READINGS}}), content_type="application/json")
 
 
+@pytest.mark.both_engines
 async def test_a_job_waits_for_a_node_that_has_the_lease(
     browser: Browser, cloud: ThirdPartyCloud, shared: Shared
 ) -> None:

@@ -231,6 +231,7 @@ async def test_begin_and_end_of_a_link_are_events_of_the_device_and_its_sub_devi
     assert sorted(links) == [("link_begun", about), ("link_begun", about), ("link_ended", about)]
 
 
+@pytest.mark.both_engines
 async def test_an_action_that_is_not_taken_at_once_goes_in_order_and_its_end_is_an_event(
     api: httpx.AsyncClient, browser: Browser, cloud: ThirdPartyCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -114,6 +114,7 @@ async def test_it_reaches_nothing_of_others(api: httpx.AsyncClient, new_token: N
         error_of(await api.request(method, path, headers=headers), 403)
 
 
+@pytest.mark.both_engines
 async def test_it_sees_types_as_its_user_does(api: httpx.AsyncClient, new_token: NewToken, services: Services) -> None:
     """Published types, and those of the user's own devices and organizations; no others that are not published."""
     manifest = {"fields": [{"name": "state", "valueClass": "Boolean", "isCollection": False}]}
