@@ -57,7 +57,7 @@ LONG = --durations=10 --durations-min=1
 unit: $(VENV)/.installed-test
 	$(call pytest_in_memory,--workers $(PROCESSORS) --ignore tests/e2e -m "not processes and not slow" $(LONG) $(UNITS))
 
-# Each statement of SQL is in two of these tests, where it is in two at all; some daemons are ended over PostgreSQL, too.
+# Nine of ten statements of SQL are in these tests, most of them in two; some daemons are ended over PostgreSQL, too.
 both: $(VENV)/.installed-test
 	export ENGINE=postgresql; $(call pytest_in_memory,--workers $$(($(PROCESSORS) + 2)) -m both_engines)
 
