@@ -22,6 +22,7 @@ from protocols.websocket.frames import FrameForm
 from protocols.websocket.handshake import Handshake
 from protocols.websocket.wire import encode_frame
 from tests.fakes import new_refusals
+from tests.properties import in_ci
 from tests.protocols.websocket.peers import whole_head
 
 # 9 sends messages beyond the 64 KiB that reference 19.1 allows; 12 and 13 are about compression, which the
@@ -48,6 +49,7 @@ async def echo(services: Services, hub: Hub, stream: trio.SocketStream) -> None:
         await Echo(services, stream, hub).run(early)
 
 
+@in_ci  # test_wire.py and test_frames.py have the frames
 @pytest.mark.timeout(300)
 async def test_the_connection_passes_the_autobahn_suite(services: Services, tmp_path: Path) -> None:
     wstest = shutil.which("wstest")

@@ -31,6 +31,7 @@ from tests.e2e.readme_gateway import documents
 from tests.e2e.test_mosquitto import listening
 from tests.factories import LIGHT_MANIFEST
 from tests.programs import require_dtls, require_program
+from tests.properties import in_ci
 from tests.protocols.http.accounts.browser import PASSWORD, Form
 
 yaml: Any = import_module("yaml")  # of amqtt, without types
@@ -359,7 +360,10 @@ def test_the_broker_of_a_home_is_this_one(world: World, tmp_path: Path, monkeypa
         daemon.stop()
 
 
-@pytest.mark.parametrize("version", ["", "bridge_protocol_version mqttv50"], ids=["default", "5.0"])
+@pytest.mark.parametrize(
+    "version",
+    [pytest.param("", id="default", marks=in_ci), pytest.param("bridge_protocol_version mqttv50", id="5.0")],
+)
 def test_a_mosquitto_is_a_bridge_in_both_directions(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:

@@ -102,6 +102,7 @@ class TestDocument:
         ]
         assert unnamed == []
 
+    @in_ci  # schemas, examples and links have tests of their own
     @pytest.mark.processes
     def test_redocly_warns_of_ambiguous_paths_only(self, tmp_path: Path) -> None:
         """The document is valid, and every other recommended rule holds.
