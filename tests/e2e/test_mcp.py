@@ -87,6 +87,7 @@ def client_of_pypi(gateway: Daemon, **given: Any) -> Iterator["subprocess.Popen[
             process.kill()
 
 
+@in_ci  # the next test has the same client
 def test_the_client_of_pypi(gateway: Daemon) -> None:
     """It checks what it gets against the schemas of the revision and of each tool."""
     revisions = {"auto": "2026-07-28", "legacy": "2025-11-25"}

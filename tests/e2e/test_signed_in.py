@@ -8,11 +8,13 @@ from pathlib import Path
 
 from tests.attacks.measuring import running, waits_of
 from tests.attacks.signed_in import ALLOWED_MS, World, attack_of, reads_last_messages, world
+from tests.properties import in_ci
 
 _MESSAGES = 10_500  # a replay answers 10,000
 _SECONDS = 0.3
 
 
+@in_ci  # two seconds of load, measured
 def test_another_user_hardly_waits_and_the_daemon_stops_at_once(tmp_path: Path) -> None:
     """A replay answers what was ready, and goes on from there."""
     with world(tmp_path, messages=_MESSAGES) as opened:
