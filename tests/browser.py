@@ -49,7 +49,6 @@ _ARGUMENTS: Final = (
     "--disable-prompt-on-repost",
     "--no-first-run",
     "--disable-gpu",
-    "--force-prefers-reduced-motion",  # each frame of a movement is drawn: a tenth of what a page takes to open
     # No script runs for long: to make one quicker, and to look for garbage often, does not pay.
     "--js-flags=--no-turbofan --min-semi-space-size=32 --max-semi-space-size=64",
     "--disable-extensions",
