@@ -275,8 +275,10 @@ class ClusterWorld:
                 self._begin(node)
 
     def _look_at_leases(self) -> None:
-        """Note each epoch of each lease, as far as it is seen ten times a second: in a new history those of its begin,
-        too, which a mutant may give to somebody else."""
+        """Note each epoch of each lease that is seen when one looks ten times a second.
+
+        A new history notes the present epochs first: a mutant may give one of them to another node.
+        """
         record, known = self.record, set[Epoch]()
         while not self.over.is_set():
             with suppress(psycopg.Error, StoreError), self.target.connect(name="tests") as connection:
