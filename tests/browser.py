@@ -122,18 +122,24 @@ const first = condition();
 if (first) return done(first);
 let due = 0;
 const look = () => {
+  clearTimeout(due);
   due = 0;
   const found = condition();
-  if (!found) return;
+  if (found) end(found);
+};
+// No look comes after it: the condition of a click prepares the page for one.
+const end = (found) => {
   observer.disconnect();
+  document.removeEventListener("readystatechange", soon);
   clearInterval(sometimes);
+  clearTimeout(due);
   done(found);
 };
 const soon = () => { due ||= setTimeout(look, 5); };
 const observer = new MutationObserver(soon);
 observer.observe(document, {subtree: true, childList: true, characterData: true, attributes: true});
 document.addEventListener("readystatechange", soon);
-window.addEventListener("pagehide", () => done(null));  // a page that is left may be kept, and would never answer
+window.addEventListener("pagehide", () => end(null));  // a page that is left may be kept, and would never answer
 const sometimes = setInterval(look, 100);
 """
 _LOADED: Final = "document.readyState === 'complete' && performance.timeOrigin !== arguments[0]"
