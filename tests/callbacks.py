@@ -125,6 +125,12 @@ async def settled(services: Services, holds: Callable[[], bool]) -> None:
             await trio.sleep(0.002)
 
 
+async def outcomes_stored(services: Services) -> None:
+    """Return when the store has the outcomes of all attempts that have ended."""
+    await services.subscriptions.sender.flush()
+    await services.core.database.write(lambda _tx: None)  # what another task writes of them is committed before
+
+
 async def sent(services: Services, count: int = 1, device: str = KITCHEN) -> list[int]:
     """The positions of new messages of a device."""
     found = await services.devices.registry.find(device)

@@ -22,7 +22,18 @@ from storage.keys import OrganizationKey
 from storage.records import AuditFilter, GrantRecord
 from storage.transaction import Transaction
 from tests.builders import ServicesOpener
-from tests.callbacks import URL, FakeCallbacks, FakeStreams, Received, ada_of, sent, settled, streaming, subscribed
+from tests.callbacks import (
+    URL,
+    FakeCallbacks,
+    FakeStreams,
+    Received,
+    ada_of,
+    outcomes_stored,
+    sent,
+    settled,
+    streaming,
+    subscribed,
+)
 from tests.factories import ADA, BOBS, DASHBOARD, HALL, KITCHEN, World, allow, build_world
 from tests.fakes import FakeClock
 from tests.mail_queue import waiting_mails
@@ -41,8 +52,7 @@ def positions(received: Sequence[Received]) -> list[int]:
 
 async def deliveries(services: Services, subscription: Subscription) -> list[tuple[str, tuple[AttemptRecord, ...]]]:
     """Status and attempts, the oldest notification first, with the outcomes that are counted and not stored yet."""
-    await services.subscriptions.sender.flush()
-    await services.core.database.write(lambda _tx: None)  # what another task writes of them is committed before
+    await outcomes_stored(services)
     found, _total = await services.subscriptions.log.page(subscription, None, offset=0, limit=100)
     return [(one.status, one.attempts) for one in reversed(found)]
 
@@ -489,7 +499,7 @@ async def test_the_log_is_kept_within_days_and_bytes(
         await sent(services)
         await callbacks.wait_received(count)
     await settled(services, lambda: not pending(services))
-    await services.subscriptions.sender.flush()
+    await outcomes_stored(services)
     await upkeep.sweep()
     assert len(await deliveries(services, subscription)) == 3
     upkeep._keep_bytes = upkeep.log_bytes - 1

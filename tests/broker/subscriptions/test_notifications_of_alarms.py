@@ -18,7 +18,7 @@ from storage.keys import ApplicationKey, Milliseconds
 from storage.transaction import Transaction
 from tests.broker.rules.home import Home, body, when
 from tests.builders import ServicesOpener
-from tests.callbacks import URL, FakeCallbacks, Received, ada_of, sent, settled, subscribed
+from tests.callbacks import URL, FakeCallbacks, Received, ada_of, outcomes_stored, sent, settled, subscribed
 from tests.factories import ADA, KITCHEN, NOW_MS, World, build_world
 
 DARK = body(when("intensity", "<", 10)) | {"then": [], "alarm": {"severity": "critical", "text": "It is dark"}}
@@ -66,7 +66,7 @@ async def test_each_change_has_a_notification_and_messages_have_none(
     notification = callbacks.received[0].notification
     assert (notification.type, notification.query, notification.start_date) == ("alarm", {"uid": ADA}, NOW_MS)
     await settled(services, lambda: not services.subscriptions.deliveries.statistics().pending)
-    await services.subscriptions.sender.flush()
+    await outcomes_stored(services)
     deliveries, total = await services.subscriptions.log.page(subscription, "DELIVERED", offset=0, limit=10)
     assert (total, [len(one.attempts) for one in deliveries]) == (3, [1, 1, 1])
     found = await services.subscriptions.log.find(await ada_of(services), deliveries[-1].id)
@@ -97,7 +97,7 @@ async def test_alarms_wait_for_a_paused_subscription_and_survive_a_crash(
         await callbacks.wait_received(2)
         assert states(callbacks) == ["raised", "cleared"]
         await settled(services, lambda: services.subscriptions.sender.counts.failures == 2)
-        await services.subscriptions.sender.flush()
+        await outcomes_stored(services)
     callbacks.answer = lambda _received: AttemptOutcome(http_status=200)
     async with opener(callbacks=callbacks) as services:
         again = await services.subscriptions.subscriptions.find(await ada_of(services), subscription.id)
