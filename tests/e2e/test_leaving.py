@@ -1,7 +1,6 @@
 """A user who is deleted is in no file of the state directory, also after a kill, and in no later backup."""
 
 import sqlite3
-import tarfile
 from contextlib import ExitStack, closing
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -24,6 +23,7 @@ from tests.daemon import (
 )
 from tests.leaving_world import rows_with, traces
 from tests.postgresql import ENGINE
+from tests.unpacking import unpack
 
 NAME = "Adalind Quillfeather"
 WORDS = ("quillfeather", ADA_EMAIL)
@@ -86,8 +86,7 @@ async def test_a_command_removes_a_user_from_every_file_while_the_daemon_runs(da
         await until_gone(daemon)
         backup = tmp_path / "backup.tar"
         command_output("backup", backup, "--config", daemon.config)
-        with tarfile.open(backup) as archive:
-            archive.extractall(tmp_path / "unpacked", filter="data")
+        unpack(backup, tmp_path / "unpacked")
         assert traces(tmp_path / "unpacked", WORDS) == []
         audit = command_output("audit", "--json", "--config", daemon.config)
         assert ADA in audit

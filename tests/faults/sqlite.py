@@ -6,7 +6,6 @@ import shutil
 import signal
 import sqlite3
 import struct
-import tarfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +24,7 @@ from tests.faults.shim import ALL, STORE, Shim
 from tests.faults.world import CLIENTS, Fleet, Row, compare, counted, end, log_of, make_rounds, under_load, wait
 from tests.fork_server import commands_forked
 from tests.stores import make_index
+from tests.unpacking import unpack
 from tests.upgrades.record import STORES
 
 _STORE: Final = "store.sqlite"
@@ -208,8 +208,7 @@ def renames(world: SqliteWorld, rounds: int) -> Row:
         other.state.mkdir(parents=True)
         other.write_config()
         if number % 3 == 1:
-            with tarfile.open(world.chance.choice(sorted(STORES.glob("*.tar.xz")))) as packed:
-                packed.extractall(other.state, filter="data")
+            unpack(world.chance.choice(sorted(STORES.glob("*.tar.xz"))), other.state)
         shim.arm("n", ALL, error=errno.EIO, count=1)
         if number % 3 == 0:
             mailed(daemon, number)

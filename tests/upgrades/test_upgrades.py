@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,6 +12,7 @@ from storage import migrations
 from tests.daemon import Daemon
 from tests.properties import IS_CI, drawn
 from tests.rows import each_row
+from tests.unpacking import unpack
 from tests.upgrades.record import STORES
 from tests.upgrades.world import ask, asked_by
 
@@ -75,8 +75,7 @@ def changed(former: Any, now: Any, at: str = "") -> list[str]:
 def unpacked(archive: Path, folder: Path) -> tuple[Daemon, dict[str, Any]]:
     """The daemon of the store, which is not started, and the answers that the older version gave."""
     daemon = Daemon(folder / "state")
-    with tarfile.open(archive) as packed:
-        packed.extractall(daemon.state, filter="data")
+    unpack(archive, daemon.state)
     daemon.write_config()
     return daemon, json.loads((daemon.state / "answers.json").read_text())
 
