@@ -6,7 +6,7 @@ from typing import Any, Final, NoReturn
 import pytest
 import trio
 from msgspec.structs import replace
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from broker.devices.inventory import DeviceChanges
 from broker.devices.registry import Device
@@ -179,7 +179,7 @@ async def test_a_forbidden_topic_makes_no_device(cellar: Server, monkeypatch: py
     assert statistics(cellar).made == 0
 
 
-async def test_a_will_is_a_message_of_a_device_that_is_made(cellar: Server) -> None:
+async def test_a_will_is_a_message_of_a_device_that_is_made(cellar: Server, autojump_clock: MockClock) -> None:
     for key, seconds in ((b"east", 0), (b"west", 1)):
         will = Will(
             b"cellar/%b/now" % key,
@@ -191,7 +191,7 @@ async def test_a_will_is_a_message_of_a_device_that_is_made(cellar: Server) -> N
         peer = await dialled(cellar, HALL, seconds=60, clean=False, will=will)
         await peer.stream.aclose()
         await settled(cellar)
-        await trio.sleep(seconds + 1)  # on the mock clock
+        await trio.sleep(seconds + 1)
         await settled(cellar)
         assert await values_of(cellar, key.decode()) == [9]
     assert cellar.services.wills.statistics().waiting == 0
