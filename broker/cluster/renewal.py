@@ -1,6 +1,7 @@
 """Leases over PostgreSQL by the clock of this machine: until when their holder may act, and when another's is over."""
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final
@@ -48,7 +49,7 @@ class Overdue:
         return self._now() >= max(over_at, self._patient_until)
 
 
-class RenewedDeadline(Deadline):
+class RenewedDeadline(Deadline, ABC):
     """The deadline of a lease that is renewed again and again."""
 
     def __init__(self, node: str, seconds: float, now: Callable[[], float]) -> None:
@@ -109,9 +110,9 @@ class RenewedDeadline(Deadline):
             await self._look_around(table)
         return ""
 
+    @abstractmethod
     async def _fenced(self, held: HeldLease) -> FencedError:
         """The lease is lost: give up, and say why."""
-        raise NotImplementedError
 
     async def _look_around(self, table: LeaseTable) -> None:
         """Look at who else is on the database. The next renewal looks again, and tells when it cannot be asked."""

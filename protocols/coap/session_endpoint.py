@@ -4,6 +4,7 @@ Everything is synchronous except `tick_forever`. An exception that no code expec
 """
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from functools import partial
 from math import inf
@@ -24,7 +25,7 @@ SESSION_SWEEP_SECONDS: Final = 5.0
 chance_of_time_outs: Final = random.random
 
 
-class SessionEndpoint(Generic[S]):
+class SessionEndpoint(ABC, Generic[S]):
     """The sessions of one listener. A subclass says what follows from their messages."""
 
     def __init__(
@@ -114,9 +115,9 @@ class SessionEndpoint(Generic[S]):
             self._retransmissions += session.message_layer.retransmissions
             session.end()
 
+    @abstractmethod
     def _ending(self, session: S) -> None:
         """Notify the dependants of a session that it ends now."""
-        raise NotImplementedError
 
     def _close_failed(self, key: Hashable) -> None:
         session = self._sessions.find(key)
@@ -167,11 +168,13 @@ class SessionEndpoint(Generic[S]):
         if malformed.answer is not None:
             send(malformed.answer)
 
+    @abstractmethod
     def _receive(self, session: S, message: CoapMessage) -> None:
-        raise NotImplementedError
+        """Process a message of a session."""
 
+    @abstractmethod
     def _handle(self, session: S, event: MessageEvent, now: float) -> None:
-        raise NotImplementedError
+        """Process an event of the session's message layer."""
 
     def _settle(self, session: S) -> None:
         """Send what the message layer has to send, and note how much the session holds and its deadline."""
