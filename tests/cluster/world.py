@@ -509,7 +509,6 @@ class ClusterWorld:
         patiently(self._all_due_came, patience_seconds)
         facts = [number for (number,) in self._query("SELECT number FROM fact ORDER BY number")]
         patiently(lambda: all(heard >= facts[-1:] for heard in map(_heard, self.nodes)), 10)
-        facts = [number for (number,) in self._query("SELECT number FROM fact ORDER BY number")]
         heard = {node.name: number for node in self.nodes for number in _heard(node)}
         for feed in self.feeds:
             feed.over.set()
