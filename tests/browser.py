@@ -127,7 +127,7 @@ const look = () => {
   const found = condition();
   if (found) end(found);
 };
-// No look comes after it: the condition of a click prepares the page for one.
+// Nothing looks again after this: the condition of a click prepares the page, and a second look would undo that.
 const end = (found) => {
   observer.disconnect();
   document.removeEventListener("readystatechange", soon);

@@ -1,11 +1,11 @@
-"""Archives that the tests have made themselves."""
+"""Unpacks archives that the tests have made themselves."""
 
 import tarfile
 from pathlib import Path
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Files and folders alone, whose names lead into the folder. Python 3.11.2, which Debian 12 has, checks neither."""
+    """Refuses names that lead out of the folder, where Python can: 3.11.2, which Debian 12 has, cannot."""
     with tarfile.open(archive) as packed:
         if hasattr(tarfile, "data_filter"):
             packed.extraction_filter = staticmethod(tarfile.data_filter)

@@ -151,7 +151,7 @@ def _reading(path: Path) -> Iterator[tarfile.TarFile]:
 def _opened(path: Path) -> tarfile.TarFile:
     try:
         return tarfile.open(path, "r|*")
-    except (TypeError, AttributeError) as error:  # the head of gzip ends too early, and tarfile takes no notice
+    except (TypeError, AttributeError) as error:  # the head of gzip ends too early. tarfile of 3.11.2 raises the latter
         raise tarfile.ReadError("its head is incomplete") from error
 
 
